@@ -133,7 +133,7 @@ WHERE namespace = :namespace AND name = :name AND used < :before AND (owner IS N
 RETURNING max(fence, floor)";
 
 /// One name in one namespace. Two columns, so no two pairs share a key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) namespace: Box<str>,
     pub(super) name: LockName,
@@ -441,6 +441,11 @@ impl Store {
             self.in_doubt |= failure.is_in_doubt();
         }
         answer
+    }
+
+    #[cfg(test)]
+    pub(super) fn doubt(&mut self) {
+        self.in_doubt = true;
     }
 
     #[cfg(test)]
