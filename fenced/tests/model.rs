@@ -78,7 +78,7 @@ impl Naive {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_register_keeps_its_promise(steps in steps()) {
@@ -194,7 +194,7 @@ mod driver_free {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
         fn the_statements_agree_with_the_register(steps in steps()) {
@@ -239,7 +239,7 @@ mod fence_table {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
         fn the_table_agrees_with_the_register(steps in steps()) {
