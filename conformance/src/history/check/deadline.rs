@@ -36,6 +36,8 @@ fn clock(court: &mut Court<'_>, key: usize) {
 struct Sent {
     at: u64,
     event: usize,
+    /// The request itself is in the history, not just the invocation.
+    requested: bool,
     /// The client may have read its clock later, by what a busy machine makes of it.
     loose: bool,
 }
@@ -52,8 +54,11 @@ fn sent(index: &Index<'_>, op: usize, answered: usize) -> Option<Sent> {
         .or_else(|| sents().next())
         .or_else(|| op.invokes.iter().rev().filter(before).find(|e| own(e)))
         .or_else(|| op.invokes.iter().rev().find(before))?;
-    let loose = !matches!(index.events[event].what, What::Sent { wire: true });
-    Some(Sent { at: index.ts(event), event, loose })
+    let (requested, wire) = match index.events[event].what {
+        What::Sent { wire } => (true, wire),
+        _ => (false, false),
+    };
+    Some(Sent { at: index.ts(event), event, requested, loose: !wire })
 }
 
 fn honest(court: &mut Court<'_>, key: usize, grant: usize) {
@@ -88,8 +93,10 @@ fn honest(court: &mut Court<'_>, key: usize, grant: usize) {
 
         if let Some(sent) = sent(index, op, event) {
             let usable = (ttl as f64 * (1.0 - rules.drift)) as u64;
-            // In a queue on the server, the request that leads to the grant is not the one that was announced.
-            let from = if waited && rules.queue && sent.loose { ok } else { sent.at };
+            // A waiter is granted by a later request than the one that the history shows, if that is only its
+            // invocation, or if it stands in a queue on the server.
+            let unseen = waited && sent.loose && (rules.queue || !sent.requested);
+            let from = if unseen { ok } else { sent.at };
             let slack = if sent.loose { nanos(rules.send_slack) } else { 0 };
             let latest = from.saturating_add(usable);
             // A renewal that confirms less than what stands keeps the deadline that stands.
