@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore::{EventKind, OwnerDigest, Stamp};
+use lockcore::{EventKind, LockName, OwnerDigest, Stamp, backend::Moment};
 
 use super::{Answer, Call, ClientLog, What, Why};
 
@@ -49,13 +49,17 @@ impl StreamLog {
 
     /// Records one event. Kinds that say nothing about a lease become notes.
     pub fn record(&mut self, event: &lockcore::Event) {
-        let owner = event.owner;
+        self.record_parts(event.at, &event.lock, event.owner, &event.kind);
+    }
+
+    /// Records the parts of an event, for a source of events other than a lockcore client.
+    pub fn record_parts(&mut self, at: Moment, lock: &LockName, owner: OwnerDigest, kind: &EventKind) {
         let acquisition = self.acquisitions.entry(owner).or_default();
         let acquire = owner.to_string();
         let renewal = format!("{owner}-renew-{}", acquisition.renewals);
         let release = format!("{owner}-release-{}", acquisition.releases);
         let mut over = false;
-        let (op, attempt, what) = match &event.kind {
+        let (op, attempt, what) = match kind {
             EventKind::AcquireStarted { ttl, wait } => {
                 acquisition.ttl = *ttl;
                 let call = Call::Acquire { owner, ttl: *ttl, wait: *wait };
@@ -118,7 +122,7 @@ impl StreamLog {
                 self.acquisitions.remove(&oldest);
             }
         }
-        self.log.record(event.at, event.lock.as_str().to_owned(), op, attempt, what);
+        self.log.record(at, lock.as_str().to_owned(), op, attempt, what);
     }
 }
 

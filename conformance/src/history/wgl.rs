@@ -158,6 +158,10 @@ fn explore(
         if open().all(|(_, c)| c.does.is_optional()) {
             ends.insert(state);
         }
+        // A grant that is left behind by a higher fence will not find its point any more.
+        if open().any(|(_, c)| matches!(c.does, Does::Grant(fence) if fence <= state.highest)) {
+            continue;
+        }
         // A call may come next unless another had been answered before it was invoked.
         let first_answer = open().map(|(_, c)| c.ok).min().unwrap_or(u64::MAX);
         for (at, call) in open() {

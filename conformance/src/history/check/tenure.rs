@@ -75,10 +75,7 @@ fn steps(court: &Court<'_>, key: usize) -> Vec<Step> {
                 // A recovery that finds the lease live shows the same as a renewal.
                 for (again, answer) in grants {
                     let Some(&asked) = op.invokes.iter().rev().find(|&&i| i < again) else { continue };
-                    if let Some(fence) = answer.fence
-                        && asked != invoked
-                    {
-                        let owner = answer.owner.or(owner);
+                    if answer.fence == Some(fence) && asked != invoked {
                         let inv = index.ts(asked);
                         steps.push(Step {
                             inv,
@@ -243,6 +240,13 @@ fn within(court: &mut Court<'_>, key: usize, tenure: &[Step]) {
             Kind::Over => {}
         }
     }
+    let granted = tenure.iter().any(|s| s.kind == Kind::Grant);
+    let used = tenure.iter().find(|s| matches!(s.kind, Kind::Renew | Kind::Release));
+    if let Some(used) = used.filter(|_| !granted && court.rules.closed_world) {
+        let by = client(court, used.invoked);
+        let says = format!("{by} renewed or released fence {}, which nobody was granted", used.fence);
+        court.violation(S16, key, says, &[used.invoked, used.answered]);
+    }
     court.tested(S6, tenure.iter().filter(|s| s.kind != Kind::Grant).count());
 }
 
@@ -340,7 +344,7 @@ fn waiters_in_order(court: &mut Court<'_>, key: usize) {
             continue;
         }
         tested += 1;
-        let still_good = grant.deadline.unwrap_or(0) > grant.ok;
+        let still_good = grant.deadline.unwrap_or(0).min(belief::stop(index, grant)) > grant.ok;
         if other.fence > grant.fence && still_good && !index.store_may_forget(view.name, grant.ok) {
             let says = format!(
                 "{} waited while {} held fence {}, and then got fence {} at {}: a later grant with a lower fence",
