@@ -13,6 +13,8 @@ mod fence;
 mod lease;
 mod name;
 mod owner;
+pub mod text;
+mod url;
 
 pub use capabilities::Capabilities;
 pub use error::{Error, ErrorKind, Result, Verb};
@@ -21,3 +23,4 @@ pub use fence::{Fence, Stamp};
 pub use lease::{Holder, Lease, LockState, LostReason, Released};
 pub use name::{IntoLockName, LockName};
 pub use owner::OwnerDigest;
+pub use url::StoreUrl;
