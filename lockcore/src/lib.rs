@@ -6,6 +6,8 @@ pub mod backend;
 mod call;
 mod capabilities;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 mod deadline;
 mod error;
 mod events;
