@@ -38,10 +38,15 @@ use crate::name::LockName;
 mod backend;
 mod check;
 mod duration;
+mod lazy;
+mod manager;
+mod memory;
 mod registry;
 mod risk;
 
 pub use backend::{BackendConfig, Credentials, OptionValue, Options};
+pub use manager::LockManager;
+pub use memory::Memory;
 pub use registry::{Connector, Registry};
 pub use risk::{Demands, Requirements, RiskConfig, Start, Survival, WhenUnavailable};
 
@@ -87,9 +92,9 @@ impl Config {
         check::problems(self, registry)
     }
 
-    /// Returns the numbers that stand for one lock: those under its own name, else those of its longest prefix.
+    /// Returns the numbers that the file has for one lock: those under its own name, else those of its longest prefix.
     pub fn numbers(&self, name: &LockName) -> Option<&LockConfig> {
-        longest_match(&self.lock, name)
+        numbers_of(&self.lock, name)
     }
 }
 
@@ -173,7 +178,10 @@ impl fmt::Display for Problem {
     }
 }
 
-fn longest_match<'a, T>(locks: &'a BTreeMap<String, T>, name: &LockName) -> Option<&'a T> {
+pub(crate) fn numbers_of<'a>(
+    locks: &'a BTreeMap<String, LockConfig>,
+    name: &LockName,
+) -> Option<&'a LockConfig> {
     let mut key = name.as_str();
     if let Some(own) = locks.get(key) {
         return Some(own);
@@ -193,5 +201,7 @@ fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
+#[cfg(test)]
+mod manager_tests;
 #[cfg(test)]
 mod tests;

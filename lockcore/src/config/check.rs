@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// TTL of a lease where neither file nor code says another; the client's default.
-pub(super) const DEFAULT_TTL: Duration = Duration::from_secs(30);
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
 pub(super) fn problems(config: &Config, registry: &Registry) -> Vec<Problem> {
     let mut checker = Checker { config, registry, problems: Vec::new() };

@@ -77,6 +77,10 @@ impl Registry {
         connector.connect(config).await.map_err(|error| error.about(Verb::Connect, None, scheme))
     }
 
+    pub(super) fn scheme(&self, scheme: &str) -> Result<&'static str> {
+        Ok(self.find(scheme)?.0)
+    }
+
     fn find(&self, scheme: &str) -> Result<(&'static str, &dyn Connector)> {
         if self.duplicates.contains(&scheme) {
             return Err(Error::new(

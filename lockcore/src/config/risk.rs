@@ -143,8 +143,8 @@ pub struct Demands {
     pub fair: bool,
     /// What a held lock must outlive.
     pub survives: Survives,
-    /// TTLs that must be accepted, lock-delay included: the level's own, and those of single locks.
-    pub ttls: Vec<Duration>,
+    /// The level's TTL, lock-delay included, which must be accepted.
+    pub ttl: Option<Duration>,
     /// Keeps a lock closed after an unclean end.
     pub lock_delay: bool,
 }
@@ -176,7 +176,7 @@ impl Demands {
             wake_up: WakeUp::Poll,
             fair: false,
             survives: Survives::default(),
-            ttls: Vec::new(),
+            ttl: None,
             lock_delay: false,
         }
     }
@@ -219,7 +219,7 @@ impl Demands {
         }
         let delay = risk.lock_delay.unwrap_or_default();
         demands.lock_delay = !delay.is_zero();
-        demands.ttls.extend(risk.ttl.map(|ttl| ttl.saturating_add(delay)));
+        demands.ttl = risk.ttl.map(|ttl| ttl.saturating_add(delay));
         demands
     }
 
@@ -242,11 +242,11 @@ impl Demands {
                 misses.push(format!("must survive {what}, does not"));
             }
         }
-        for ttl in self.ttls.iter().filter(|ttl| !has.ttl.contains(ttl)) {
+        if let Some(ttl) = self.ttl.filter(|ttl| !has.ttl.contains(ttl)) {
             let (least, most) = has.ttl.clone().into_inner();
             misses.push(format!(
                 "ttl: needs {}, accepts {} to {}",
-                show_duration(*ttl),
+                show_duration(ttl),
                 show_duration(least),
                 show_duration(most)
             ));
