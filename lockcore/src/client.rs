@@ -107,6 +107,9 @@ pub struct ClientOptions {
     pub warn_unused_fence: bool,
     /// The application's own shutdown: waiters end as `Closed`, held leases as `Lost(Closed)`, bodies get to finish.
     pub shutdown: CancellationToken,
+    /// Numbers for single locks, from a configuration.
+    #[cfg(feature = "config")]
+    pub(crate) numbers: Option<Arc<std::collections::BTreeMap<String, crate::config::LockConfig>>>,
 }
 
 impl Default for ClientOptions {
@@ -126,6 +129,8 @@ impl Default for ClientOptions {
             allow_open: false,
             warn_unused_fence: false,
             shutdown: CancellationToken::new(),
+            #[cfg(feature = "config")]
+            numbers: None,
         }
     }
 }

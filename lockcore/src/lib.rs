@@ -45,6 +45,8 @@ mod call;
 mod capabilities;
 mod client;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 mod deadline;
 mod error;
 mod events;
@@ -60,6 +62,8 @@ mod owner;
 mod queue;
 mod renewal;
 mod sync;
+pub mod text;
+mod url;
 
 pub use capabilities::{Capabilities, Preflight};
 pub use client::{ClientOptions, Events, LockClient, RenewalHome};
@@ -73,3 +77,4 @@ pub use lock::{Attempt, Entry, Lock, LockSet, MultiGuard};
 pub use name::{IntoLockName, LockName};
 pub use owner::OwnerDigest;
 pub use tokio_util::sync::CancellationToken;
+pub use url::StoreUrl;
