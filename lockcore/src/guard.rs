@@ -749,7 +749,7 @@ impl Held {
                 Err(error) => {
                     unheard |= error.kind() == ErrorKind::Unknown;
                     let next = self.client.now().saturating_add(retry.next());
-                    if next >= end || !error.kind().is_transient() {
+                    if next >= end || !error.kind().is_transient() || self.client.is_closed() {
                         let kind = error.kind();
                         self.client.tell(&self.name, digest, || EventKind::ReleaseFailed {
                             fence: self.fence,

@@ -301,3 +301,30 @@ async fn a_renewal_by_hand_moves_the_deadline() {
     assert_eq!(before.deadline.until(after.deadline), 5 * SECOND);
     assert_eq!((before.owner, before.fence), (after.owner, after.fence));
 }
+
+#[tokio::test(start_paused = true)]
+async fn closing_does_not_wait_for_a_store_that_does_not_answer() {
+    let world = World::new();
+    let locks = world.client();
+    let guard = locks.named("x").acquire().await.unwrap();
+    world.store.faults().cut(true);
+    drop(guard);
+    let start = world.now();
+    locks.close().await;
+    let took = start.until(world.now());
+    assert!(took <= 6 * SECOND, "close took {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_dropped_where_no_runtime_is_leaves_nothing() {
+    let world = World::new();
+    let locks = world.client();
+    world.store.faults().hold_replies(Verb::Acquire);
+    let mut acquire = Box::pin(locks.named("x").acquire());
+    assert!(poll_once(&mut acquire).await.is_pending());
+    assert!(world.is_held("x"));
+    std::thread::spawn(move || drop(acquire)).join().unwrap();
+    world.store.faults().deliver();
+    locks.flush().await;
+    assert!(!world.is_held("x"), "an acquire dropped on a plain thread was forgotten");
+}
