@@ -424,6 +424,14 @@ impl Store {
         Ok(())
     }
 
+    /// Moves the log into the file, so that the log is written from its beginning again and needs no more room; says
+    /// whether that was possible.
+    pub(super) fn make_room(&self) -> Step<bool> {
+        self.db
+            .query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
+            .map_err(Failure::work)
+    }
+
     /// Reads a setting of the connection: for a look at the set-up.
     pub(super) fn pragma(&self, name: &str) -> Step<String> {
         self.db
