@@ -17,7 +17,7 @@ use lockcore_sql::{SqliteBackend, SqliteConfig};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-const ROUNDS: u32 = 400;
+const ROUNDS: usize = 400;
 const SERIES: usize = 7;
 
 /// The bare transactions, behind a queue and a thread like the backend's.
@@ -74,19 +74,21 @@ async fn main() {
         let lease = backend.acquire(&call, &request).await.unwrap();
         let _ = backend.release(&call, &lease).await.unwrap();
     };
-    // Series take turns, so that what else the disk does falls on both.
+    // The two take turns, so that whatever else the disk does falls on both, and medians forget its hiccups.
     let mut ratios = Vec::new();
     for _ in 0..SERIES {
-        let start = Instant::now();
+        let (mut of_bare, mut of_ours) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
+            let start = Instant::now();
             bare.round().await;
-        }
-        let of_bare = start.elapsed() / ROUNDS;
-        let start = Instant::now();
-        for _ in 0..ROUNDS {
+            of_bare.push(start.elapsed());
+            let start = Instant::now();
             ours().await;
+            of_ours.push(start.elapsed());
         }
-        let of_ours = start.elapsed() / ROUNDS;
+        of_bare.sort();
+        of_ours.sort();
+        let (of_bare, of_ours) = (of_bare[of_bare.len() / 2], of_ours[of_ours.len() / 2]);
         let ratio = of_bare.as_secs_f64() / of_ours.as_secs_f64();
         println!("bare {of_bare:?}, acquire and release {of_ours:?}, ratio {ratio:.3}");
         ratios.push(ratio);

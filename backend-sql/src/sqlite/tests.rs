@@ -315,10 +315,11 @@ async fn the_largest_fence_is_an_error_and_never_a_wrap() {
 #[tokio::test]
 async fn idle_rows_are_collected_and_their_fences_live_on() {
     let fixture = Fixture::new();
-    let backend = SqliteBackend::open(fixture.config().with(|c| c.idle = SECOND)).await.unwrap();
+    let backend = SqliteBackend::open(fixture.config().with(|c| c.idle = LONG)).await.unwrap();
     let high = Fence::new(4_000_000_000_000_000).unwrap();
     for n in 0..300 {
-        let lease = backend.acquire(&call(), &request(&format!("idle/{n}"), LONG).above(high)).await.unwrap();
+        let lease =
+            backend.acquire(&call_for(LONG), &request(&format!("idle/{n}"), LONG).above(high)).await.unwrap();
         backend.release(&call(), &lease).await.unwrap();
     }
     let kept = backend.acquire(&call(), &request("held", LONG)).await.unwrap();
