@@ -144,7 +144,7 @@ async fn processes_that_storm_one_lock_exclude_each_other_in_order_of_fences() {
 
 #[tokio::test]
 async fn a_waiter_gets_the_lock_of_a_killed_process_when_its_lease_ends() {
-    let ttl = Duration::from_millis(400);
+    let ttl = Duration::from_secs(1);
     if let Some(directory) = directory_of_parent() {
         let backend = open(&directory).await;
         let lease = backend.acquire(&call(), &patient(ttl)).await.unwrap();
@@ -170,7 +170,7 @@ async fn a_waiter_gets_the_lock_of_a_killed_process_when_its_lease_ends() {
 async fn a_holder_that_was_stopped_past_its_deadline_has_lost_the_lock() {
     if let Some(directory) = directory_of_parent() {
         let backend = open(&directory).await;
-        let lease = backend.acquire(&call(), &patient(Duration::from_millis(300))).await.unwrap();
+        let lease = backend.acquire(&call(), &patient(Duration::from_secs(1))).await.unwrap();
         tell_parent(lease.fence);
         wait_for_parent();
         let renewed = backend.renew(&call(), &lease, Duration::from_secs(30)).await;
