@@ -1,7 +1,8 @@
 //! Compares an acquire and a release with the two bare transactions that they cannot do without, on the same kind of
 //! thread and with the same settings of the file.
 //!
-//! `cargo bench -p lockcore-sql --features sqlite`. The directory is `$LOCKCORE_BENCH_DIR`, or a temporary one.
+//! `cargo bench -p lockcore-sql --features sqlite`. The directory is `$LOCKCORE_BENCH_DIR`, or a temporary one. On a busy
+//! machine run it under a real-time priority (`chrt -f 10`): else it measures how two threads wait for a processor.
 
 #![allow(clippy::print_stdout)]
 
