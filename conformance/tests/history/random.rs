@@ -245,7 +245,6 @@ fn the_tenure_pass_agrees_with_a_search_on_100_000_histories() {
         assert!(disturbed || fast, "history {n} is legal by construction");
         if fast { legal_ones += 1 } else { illegal_ones += 1 }
     }
-    println!("{legal_ones} legal, {illegal_ones} illegal");
     assert!(
         illegal_ones > 20_000 && legal_ones > 20_000,
         "{legal_ones} legal, {illegal_ones} illegal: too few"
@@ -274,7 +273,6 @@ fn no_phantom_holder_is_a_false_alarm_on_60_000_histories() {
         }
     }
     // The check is incomplete on purpose: a refusal may need a span that another call has used up.
-    println!("S13: {found_both} found, {missed} missed, no false alarm");
     assert!(found_both > 500, "{found_both} found, {missed} missed");
     assert!(missed < 4 * found_both, "{found_both} found, {missed} missed");
 }

@@ -282,7 +282,6 @@ fn a_long_history_is_judged_in_linear_time() {
     let report = check(&history, &Rules::complete());
     let took = start.until(BootClock::read());
     assert!(report.passed(), "{report}");
-    println!("{} events in {took:?}", history.events.len());
     assert!(took < Duration::from_secs(20), "{took:?} for {} events", history.events.len());
 }
 

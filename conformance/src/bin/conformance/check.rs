@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Args;
-use lockcore_conformance::history::{Expect, History, Outcome, Property, Report, Rules, check};
+use lockcore_conformance::history::{Expect, History, Outcome, Property, Report, Rules, check, timeline};
 
 use crate::WRONG_USE;
 
@@ -43,6 +43,15 @@ pub(crate) struct Check {
     /// Leaves a property out (may be repeated).
     #[arg(long, value_name = "PROPERTY")]
     skip: Vec<Property>,
+    /// Prints a timeline of each name with a finding, or of the names that `--key` gives.
+    #[arg(long, conflicts_with = "json")]
+    text: bool,
+    /// Draws the timeline of one name: the one of `--key`, or the first with a finding, or the first.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Draws this name (may be repeated).
+    #[arg(long, value_name = "NAME")]
+    key: Vec<String>,
     /// Prints the report as JSON.
     #[arg(long)]
     json: bool,
@@ -67,8 +76,33 @@ impl Check {
         let history = History::read(&self.files).map_err(|e| e.to_string())?;
         let rules = self.rules(&history)?;
         let report = check(&history, &rules);
-        self.print(&report).or_else(closed_pipe)?;
+        let keys = self.keys(&history, &report)?;
+        if let Some(path) = &self.svg {
+            let key = keys.first().ok_or("there is no name to draw")?;
+            fs::write(path, timeline::svg(&history, Some(&report), key))
+                .map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+        self.print(&history, &report, &keys).or_else(closed_pipe)?;
         Ok(report.outcome)
+    }
+
+    /// Returns the names to draw: those that were asked for, or else those with a finding, or else the first.
+    fn keys(&self, history: &History, report: &Report) -> Result<Vec<String>, String> {
+        let all = history.keys();
+        if let Some(missing) = self.key.iter().find(|k| !all.contains(&k.as_str())) {
+            return Err(format!("no event is about {missing:?}"));
+        }
+        if !self.key.is_empty() {
+            return Ok(self.key.clone());
+        }
+        let found = report.violations.iter().chain(&report.expected).map(|v| v.key.clone());
+        let mut keys: Vec<String> = found.filter(|k| !k.is_empty()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.is_empty() {
+            keys.extend(all.first().map(|k| (*k).to_owned()));
+        }
+        Ok(keys)
     }
 
     fn rules(&self, history: &History) -> Result<Rules, String> {
@@ -88,8 +122,13 @@ impl Check {
         Ok(rules)
     }
 
-    fn print(&self, report: &Report) -> io::Result<()> {
+    fn print(&self, history: &History, report: &Report, keys: &[String]) -> io::Result<()> {
         let mut out = io::stdout().lock();
+        if self.text {
+            for key in keys {
+                writeln!(out, "{}", timeline::text(history, Some(report), key))?;
+            }
+        }
         if self.json {
             serde_json::to_writer_pretty(&mut out, report)?;
             writeln!(out)?;

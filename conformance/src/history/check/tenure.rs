@@ -162,7 +162,7 @@ fn accuse(court: &mut Court<'_>, key: usize, low: Step, high: Step) {
         Kind::Renew => (
             S5,
             format!(
-                "{by} renewed fence {f} at {began} and was told it still held, though {other} already had fence {g} \
+                "{by} asked at {began} and was told that fence {f} still holds, though {other} already had fence {g} \
                  at {known}"
             ),
         ),
@@ -212,13 +212,13 @@ fn within(court: &mut Court<'_>, key: usize, tenure: &[Step]) {
             Kind::Renew => {
                 if let Some(end) = release.filter(|end| end.ok < step.inv) {
                     let says = format!(
-                        "{by} renewed fence {f} at {began}, though it had been released by {}",
+                        "{by} asked at {began} and was told that fence {f} still holds, though it had been released by {}",
                         court.index.at(end.ok)
                     );
                     court.violation(S6, key, says, &[end.answered, step.invoked, step.answered]);
                 } else if let Some(end) = over.filter(|end| end.ok < step.inv) {
                     let says = format!(
-                        "{by} renewed fence {f} at {began}, though the store had said at {} that it is over",
+                        "{by} asked at {began} and was told that fence {f} still holds, though the store had said at {} that it is over",
                         court.index.at(end.ok)
                     );
                     court.violation(S6, key, says, &[end.answered, step.invoked, step.answered]);
