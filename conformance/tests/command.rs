@@ -155,7 +155,7 @@ fn wrong_use_has_a_status_of_its_own_and_says_what_is_wrong() {
         (vec!["check", file, "--breaks", "S99"], "S99"),
         (vec!["check", file, "--key", "nobody"], "no event is about \"nobody\""),
         (vec!["check", file, "--rules", file], "use.jsonl"),
-        (vec!["check", file, "--loss-notice", "250"], "is not a time; write 250ms"),
+        (vec!["check", file, "--loss-notice", "250"], "250ms"),
         (vec!["check", file, "--svg", "/no/such/dir/x.svg"], "/no/such/dir/x.svg"),
     ] {
         let output = conformance(&arguments);

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod application;
 mod drawing;
 mod metamorphic;
 mod properties;

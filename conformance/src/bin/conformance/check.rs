@@ -32,8 +32,11 @@ pub(crate) struct Check {
     #[arg(long)]
     complete: bool,
     /// The files were recorded through guards: a lost lease must have been reported this soon after its deadline.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = lockcore::text::parse_duration)]
     loss_notice: Option<Duration>,
+    /// How long before their deadlines the guards stop (`stop_margin`).
+    #[arg(long, value_name = "TIME", value_parser = lockcore::text::parse_duration)]
+    stop_margin: Option<Duration>,
     /// Expects a property to be violated (may be repeated).
     #[arg(long, value_name = "PROPERTY")]
     breaks: Vec<Property>,
@@ -112,6 +115,7 @@ impl Check {
         };
         rules.closed_world |= self.complete;
         rules.loss_notice = self.loss_notice.or(rules.loss_notice);
+        rules.stop_margin = self.stop_margin.unwrap_or(rules.stop_margin);
         let named =
             [(&self.breaks, Expect::Breaks), (&self.may, Expect::May), (&self.skip, Expect::NotJudged)];
         for (properties, expect) in named {
@@ -147,20 +151,4 @@ fn closed_pipe(error: io::Error) -> Result<(), String> {
 fn read_rules(path: &Path) -> Result<Rules, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
-}
-
-/// Reads a span: a number and its unit.
-fn time(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let wrong = || format!("{text:?} is not a time; write 250ms or 1.5s");
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    let scale = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        _ => return Err(wrong()),
-    };
-    Duration::try_from_secs_f64(number * scale).map_err(|_| wrong())
 }

@@ -106,15 +106,21 @@ fn steps(court: &Court<'_>, key: usize) -> Vec<Step> {
             }
             Some(Call::Release { fence, owner }) => {
                 let owner = owner_of(fence.get(), *owner);
-                let Some(&end) = op.done.first() else { continue };
-                match &index.events[end].what {
-                    What::Ok { answer } if answer.released != Some(false) => {
-                        steps.push(step(fence.get(), owner, Kind::Release, end));
+                // A release that was asked again ended the lease once, whichever request did it.
+                let mut released = false;
+                for &end in &op.done {
+                    match &index.events[end].what {
+                        What::Ok { answer } if answer.released != Some(false) => {
+                            if !released {
+                                steps.push(step(fence.get(), owner, Kind::Release, end));
+                            }
+                            released = true;
+                        }
+                        What::Ok { .. } | What::Fail { why: Why::Lost | Why::NotHeld } => {
+                            steps.push(step(fence.get(), owner, Kind::Over, end));
+                        }
+                        _ => {}
                     }
-                    What::Ok { .. } | What::Fail { why: Why::Lost | Why::NotHeld } => {
-                        steps.push(step(fence.get(), owner, Kind::Over, end));
-                    }
-                    _ => {}
                 }
             }
             _ => {}
