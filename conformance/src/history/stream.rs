@@ -151,7 +151,7 @@ impl StreamLog {
                 (renewal(acquisition.renewals.answered(None)), 1, failure(*kind))
             }
             EventKind::Lost { fence, reason } => {
-                acquisition.lost = true;
+                (acquisition.lost, over) = (true, true);
                 (String::new(), 0, What::Lost { fence: *fence, owner: Some(owner), why: (*reason).into() })
             }
             EventKind::ReleaseStarted { fence } => {
