@@ -137,6 +137,15 @@ fn an_svg_timeline_stays_small() {
 }
 
 #[test]
+fn a_deadline_at_the_end_of_time_can_be_drawn() {
+    let mut s = Script::new();
+    s.tries("alice", 1, 0).granted("alice", 1, 1, 1, 18_446_740_000_000 - 3_600_000);
+    let page = svg(&s);
+    assert!(page.contains("recording ends") && page.contains("fence 1"), "{page}");
+    well_formed(&page);
+}
+
+#[test]
 fn an_empty_name_can_be_drawn() {
     let s = Script::new();
     well_formed(&svg(&s));

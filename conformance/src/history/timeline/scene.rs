@@ -176,10 +176,8 @@ impl Scene {
         let Some(lane) = lane else { return };
         let stop = belief::stop(index, grant);
         for belief in belief::beliefs(index, grant) {
-            // A deadline behind the end of the recording is drawn, unless it would squeeze everything else.
-            let far = index.end.saturating_add(index.end - index.start).saturating_add(1);
-            let to = belief.to.min(far.max(belief.from));
-            self.held.push(Held { span: Span { lane, from: belief.from, to }, fence: grant.fence });
+            self.held
+                .push(Held { span: Span { lane, from: belief.from, to: belief.to }, fence: grant.fence });
             if belief.to < stop && belief.to <= index.end {
                 let words = format!("reaches its deadline under fence {}", grant.fence);
                 let (ts, mark) = (belief.to, Mark::DeadlinePassed);

@@ -100,7 +100,7 @@ impl Scale {
         times.dedup();
         let gaps: Vec<u64> = times.windows(2).map(|w| w[1] - w[0]).collect();
         let total: u64 = gaps.iter().sum();
-        let most = (8 * total / (gaps.len().max(1) as u64)).max(1);
+        let most = (total / gaps.len().max(1) as u64).saturating_mul(8).max(1);
         let drawn: f64 = gaps.iter().map(|&g| g.min(most) as f64).sum();
         let unit = if drawn > 0.0 { (WIDTH - LEFT - RIGHT) / drawn } else { 0.0 };
         let mut place = LEFT;
@@ -191,10 +191,11 @@ fn axis(page: &mut String, scene: &Scene, scale: &Scale, bottom: f64) {
             continue;
         }
         last = x;
+        let anchor = if x > WIDTH - 60.0 { "end" } else { "middle" };
         let _ = writeln!(page, r#"<path class="grid" d="M{x:.1} {TOP:.0}V{bottom:.0}"/>"#);
         let _ = writeln!(
             page,
-            r#"<text class="small" x="{x:.1}" y="{:.0}" text-anchor="middle">{}</text>"#,
+            r#"<text class="small" x="{x:.1}" y="{:.0}" text-anchor="{anchor}">{}</text>"#,
             bottom + 18.0,
             scene.at(ts)
         );
