@@ -5,7 +5,7 @@ use std::{hint::black_box, time::Instant};
 use lockcore::{LockClient, LockName, Result, backend::AcquireRequest, memory::MemoryBackend};
 use tokio::runtime::Runtime;
 
-use crate::harness::{Bench, Target, alternate, micros_each, one_thread};
+use crate::harness::{Bench, ROUNDS, Target, alternate, micros_each, one_thread};
 
 const PAIRS: usize = 20_000;
 const COUNTED: usize = 1_000;
@@ -44,6 +44,7 @@ pub(crate) fn run(bench: &mut Bench) {
 fn measure(runtime: &Runtime) -> (f64, f64) {
     let client = LockClient::new(MemoryBackend::default());
     alternate(
+        ROUNDS,
         || {
             let start = Instant::now();
             let pairs = runtime.spawn(guards(client.clone(), PAIRS));
