@@ -115,3 +115,16 @@ pub enum EventKind {
         count: u64,
     },
 }
+
+impl Event {
+    pub(crate) fn missed(count: u64) -> Self {
+        // No lock is called this: the reader missed events of several.
+        let lock = LockName::parse("missed").expect("a constant, valid name");
+        Self {
+            at: Moment::from_nanos(0),
+            lock,
+            owner: OwnerDigest::from_i64(0),
+            kind: EventKind::Missed { count },
+        }
+    }
+}
