@@ -1,0 +1,16 @@
+//! Locks in a SQLite file, for the processes of one machine.
+
+mod backend;
+mod config;
+mod error;
+mod open;
+mod place;
+mod wait;
+mod wire;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use backend::SqliteBackend;
+pub use config::SqliteConfig;
