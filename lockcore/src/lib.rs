@@ -60,6 +60,8 @@ mod owner;
 mod queue;
 mod renewal;
 mod sync;
+pub mod text;
+mod url;
 
 pub use capabilities::{Capabilities, Preflight};
 pub use client::{ClientOptions, Events, LockClient, RenewalHome};
@@ -73,3 +75,4 @@ pub use lock::{Attempt, Entry, Lock, LockSet, MultiGuard};
 pub use name::{IntoLockName, LockName};
 pub use owner::OwnerDigest;
 pub use tokio_util::sync::CancellationToken;
+pub use url::StoreUrl;
