@@ -57,7 +57,7 @@ with --max-hold, LOCK_HOLD_UNTIL. Its exit code is passed on.";
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Runs a command while holding a lock
-    #[command(after_help = RUN_EXAMPLES)]
+    #[command(after_help = RUN_EXAMPLES, override_usage = "lockctl run [OPTIONS] NAME -- COMMAND [ARG...]")]
     Run(Box<Run>),
     /// Asks, inside a run, whether the lock is still held, and for long enough
     ///
@@ -88,8 +88,6 @@ pub enum Command {
         after_help = "Examples:\n  lockctl fence nightly/report\n  lockctl fence nightly/report --raise 1000000"
     )]
     Fence(Fence),
-    /// Checks or shows the configuration
-    Config(Config),
     /// Writes a completion script for a shell
     #[command(after_help = "Example:\n  lockctl completions bash > /etc/bash_completion.d/lockctl")]
     Completions(Completions),
@@ -261,34 +259,6 @@ pub struct Fence {
     /// Which store.
     #[command(flatten)]
     pub store: StoreArgs,
-}
-
-/// Options of `config`.
-#[derive(Debug, Args)]
-pub struct Config {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: ConfigCommand,
-}
-
-/// What to do with the configuration.
-#[derive(Debug, Subcommand)]
-pub enum ConfigCommand {
-    /// Names every problem of a configuration file, with line and path
-    Check {
-        /// File to check [default: the one that would be used]
-        #[arg(value_hint = ValueHint::FilePath)]
-        file: Option<PathBuf>,
-        /// Which store.
-        #[command(flatten)]
-        store: Box<StoreArgs>,
-    },
-    /// Shows the settings that would be used; secrets are masked
-    Show {
-        /// Which store.
-        #[command(flatten)]
-        store: Box<StoreArgs>,
-    },
 }
 
 /// Options of `completions`.

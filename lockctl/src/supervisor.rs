@@ -35,6 +35,7 @@ mod terminal;
 
 pub(crate) use signals::Signals;
 
+pub(crate) use course::margin;
 use course::{Course, Step};
 use family::Family;
 use terminal::Terminal;
@@ -70,6 +71,8 @@ pub struct Job {
     pub pass_config: bool,
     /// Time between TERM and KILL, taken off the end of the lease.
     pub kill_after: Duration,
+    /// The command is asked to stop then, whatever the lease.
+    pub hold_until: Option<Moment>,
 }
 
 /// How the command itself ended.
@@ -141,7 +144,7 @@ pub(crate) async fn supervise(
     mut state: StateFile,
     voice: &Voice,
 ) -> Result<Ended, NotStarted> {
-    let mut course = Course::new(job.kill_after);
+    let mut course = Course::new(job.kill_after, job.hold_until);
     let mut seen = *hold.borrow_and_update();
     // Nothing is started after the loss.
     if course.look(BootClock::read(), &seen).is_some() {

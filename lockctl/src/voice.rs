@@ -10,7 +10,10 @@ use lockcore::LostReason;
 use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 
-use crate::{cli::Common, duration::show};
+use crate::{
+    cli::{Color, Common},
+    duration::show,
+};
 
 /// Speaks as the options ask.
 #[derive(Clone, Debug)]
@@ -19,6 +22,7 @@ pub struct Voice {
     is_quiet: bool,
     is_verbose: bool,
     on_terminal: bool,
+    in_colour: bool,
 }
 
 impl Voice {
@@ -29,13 +33,31 @@ impl Voice {
             is_quiet: common.quiet,
             is_verbose: common.verbose > 0,
             on_terminal: io::stderr().is_terminal(),
+            in_colour: match common.color {
+                Color::Always => true,
+                Color::Never => false,
+                Color::Auto => {
+                    io::stdout().is_terminal()
+                        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+                }
+            },
         }
+    }
+
+    /// Says whether JSON was asked for.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Makes a word on stdout bold, where colours are wanted.
+    pub(crate) fn bold(&self, word: &str) -> String {
+        if self.in_colour { format!("\x1b[1m{word}\x1b[0m") } else { word.to_owned() }
     }
 
     /// Makes a voice that says everything: for tests.
     #[doc(hidden)]
     pub fn for_tests() -> Self {
-        Self { json: false, is_quiet: false, is_verbose: true, on_terminal: false }
+        Self { json: false, is_quiet: false, is_verbose: true, on_terminal: false, in_colour: false }
     }
 
     /// Says why this ends with a code of our own.
@@ -91,7 +113,7 @@ impl Voice {
     /// Says that the command is asked to stop, or stopped.
     pub(crate) fn stopping(&self, signal: Signal) {
         self.event("stopping", json!({ "signal": signal.as_raw() }));
-        self.detail(format_args!("stopping the command with {signal:?}"));
+        self.detail(format_args!("stopping the command with {}", signal_name(signal)));
     }
 
     /// Says that processes outlive the deadline.
@@ -106,6 +128,15 @@ impl Voice {
     }
 }
 
+fn signal_name(signal: Signal) -> String {
+    match signal {
+        Signal::TERM => "TERM".into(),
+        Signal::INT => "INT".into(),
+        Signal::KILL => "KILL".into(),
+        other => format!("signal {}", other.as_raw()),
+    }
+}
+
 /// Returns milliseconds as JSON has them.
 pub(crate) fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
@@ -116,14 +147,15 @@ fn line(sentence: fmt::Arguments<'_>) {
     let _ = io::stderr().lock().write_all(format!("lockctl: {sentence}\n").as_bytes());
 }
 
-/// Writes to stdout; a reader that has gone away is no error.
+/// Writes to stdout; says whether somebody still reads.
 ///
 /// # Errors
-/// The stream's, but for a closed pipe.
-pub(crate) fn print(text: &str) -> io::Result<()> {
+/// The stream's, but for a closed pipe, which is no failure of ours.
+pub(crate) fn print(text: &str) -> io::Result<bool> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
     }
 }

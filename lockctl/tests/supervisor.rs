@@ -75,6 +75,7 @@ fn act(words: &[String]) -> ExitCode {
         variables: vec![("LOCK_NAME", "a".into())],
         pass_config: false,
         kill_after: millis(&words[2]),
+        hold_until: None,
     };
     let first = Hold { deadline: from_now(millis(&words[1])), standing: Standing::Held };
     let name = LockName::parse("a").expect("a name");

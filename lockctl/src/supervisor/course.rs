@@ -29,19 +29,24 @@ enum Phase {
 pub(super) struct Course {
     kill_after: Duration,
     reap: Duration,
+    hold_until: Option<Moment>,
     phase: Phase,
     over: Option<LostReason>,
 }
 
 impl Course {
-    /// Starts a run with this long between TERM and KILL.
-    pub(super) fn new(kill_after: Duration) -> Self {
-        Self { kill_after, reap: reap_time(kill_after), phase: Phase::Running, over: None }
+    /// Starts a run with this long between TERM and KILL, which is stopped at `hold_until` at the latest.
+    pub(super) fn new(kill_after: Duration, hold_until: Option<Moment>) -> Self {
+        Self { kill_after, reap: reap_time(kill_after), hold_until, phase: Phase::Running, over: None }
+    }
+
+    fn is_at_limit(&self, now: Moment) -> bool {
+        self.hold_until.is_some_and(|limit| now >= limit)
     }
 
     /// Returns the moment from which on the command is asked to stop if nothing is renewed.
     pub(super) fn stop_at(&self, hold: &Hold) -> Moment {
-        hold.deadline.saturating_sub(self.kill_after.max(self.reap))
+        hold.deadline.saturating_sub(margin(self.kill_after)).min(self.hold_until.unwrap_or(Moment::MAX))
     }
 
     /// Returns the last moment to send KILL, so that everything is reaped before the deadline.
@@ -53,7 +58,10 @@ impl Course {
     pub(super) fn look(&mut self, now: Moment, hold: &Hold) -> Option<Step> {
         if self.over.is_none() {
             self.over = match hold.standing {
+                // Both ends may fall together: the limit is the one that was asked for.
+                Standing::Over(LostReason::Expired) if self.is_at_limit(now) => Some(LostReason::HoldLimit),
                 Standing::Over(reason) => Some(reason),
+                _ if self.is_at_limit(now) => Some(LostReason::HoldLimit),
                 _ if now >= self.stop_at(hold) => Some(LostReason::Expired),
                 _ => None,
             };
@@ -116,6 +124,11 @@ impl Course {
     }
 }
 
+/// Returns how long before its deadline a lease counts as lost, so that the command gets its grace and is reaped.
+pub(crate) fn margin(kill_after: Duration) -> Duration {
+    kill_after.max(reap_time(kill_after))
+}
+
 /// Returns how long before the deadline KILL is sent: a fifth of the grace, at least 20 ms, at most half a second. The
 /// kernel ends and reaps an ordinary process within a few milliseconds; a starved machine needs more.
 fn reap_time(kill_after: Duration) -> Duration {
@@ -137,7 +150,7 @@ mod tests {
     }
 
     fn course() -> Course {
-        Course::new(Duration::from_millis(1000))
+        Course::new(Duration::from_millis(1000), None)
     }
 
     #[test]
@@ -208,8 +221,19 @@ mod tests {
 
     #[test]
     fn without_a_grace_kill_still_comes_before_the_deadline() {
-        let (mut course, hold) = (Course::new(Duration::ZERO), held_until(4000));
+        let (mut course, hold) = (Course::new(Duration::ZERO, None), held_until(4000));
         assert_eq!(course.next_look(&hold), at(3980));
         assert_eq!(course.look(at(3980), &hold), Some(Step::Kill));
+    }
+
+    #[test]
+    fn the_hold_limit_stops_the_command_and_is_named() {
+        let mut course = Course::new(Duration::from_millis(1000), Some(at(2000)));
+        let hold = held_until(9000);
+        assert_eq!(course.next_look(&hold), at(2000));
+        assert_eq!(course.look(at(1999), &hold), None);
+        assert_eq!(course.look(at(2000), &hold), Some(Step::Ask));
+        assert_eq!(course.over(), Some(LostReason::HoldLimit));
+        assert_eq!(course.look(at(3000), &hold), Some(Step::Kill));
     }
 }
