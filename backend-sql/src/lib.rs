@@ -14,7 +14,7 @@
 //! # Features
 //!
 //! None is on by default. `sqlite` compiles SQLite along (`rusqlite/bundled`); `sqlite-system` alone links the one of
-//! the system, 3.37 or later. `rusqlite` is taken as a range (0.32 to 0.43), so that it resolves beside sqlx and
+//! the system, 3.37 or later; `config` adds the connector for `sqlite://`. `rusqlite` is taken as a range (0.32 to 0.43), so that it resolves beside sqlx and
 //! diesel, which insist on versions of their own.
 
 #![forbid(unsafe_code)]
@@ -22,5 +22,7 @@
 #[cfg(feature = "sqlite-system")]
 mod sqlite;
 
+#[cfg(all(feature = "sqlite-system", feature = "config"))]
+pub use sqlite::Sqlite;
 #[cfg(feature = "sqlite-system")]
 pub use sqlite::{SqliteBackend, SqliteConfig};

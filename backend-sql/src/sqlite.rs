@@ -2,6 +2,8 @@
 
 mod backend;
 mod config;
+#[cfg(feature = "config")]
+mod connector;
 mod error;
 mod open;
 mod place;
@@ -14,3 +16,5 @@ mod tests;
 
 pub use backend::SqliteBackend;
 pub use config::SqliteConfig;
+#[cfg(feature = "config")]
+pub use connector::Sqlite;

@@ -132,7 +132,13 @@ pub(crate) async fn acquire(
     if client.capabilities.labels {
         request = request.labelled(client.label.clone());
     }
-    let asked = Asked { client: client.clone(), request, delay: numbers.delay, open: false };
+    let asked = Asked {
+        client: client.clone(),
+        runtime: runtime.clone(),
+        request,
+        delay: numbers.delay,
+        open: false,
+    };
     client.tell(asked.request.name(), asked.request.owner().digest(), || EventKind::AcquireStarted {
         ttl: numbers.ttl,
         wait: (wait != Wait::Try).then(|| start.until(end)),
@@ -212,6 +218,7 @@ async fn take_seat(
 /// A request that may have left something in the store. Dropped while open, it is cleared away in the background.
 struct Asked {
     client: Arc<Inner>,
+    runtime: Handle,
     request: AcquireRequest,
     delay: Duration,
     open: bool,
@@ -226,7 +233,7 @@ impl Asked {
     fn anew(&mut self) {
         let next = self.request.renamed();
         let old = std::mem::replace(&mut self.request, next);
-        self.client.abandon(old, self.delay);
+        self.client.abandon(&self.runtime, old, self.delay);
         self.open = false;
     }
 }
@@ -237,7 +244,7 @@ impl Drop for Asked {
             self.client.tell(self.request.name(), self.request.owner().digest(), || EventKind::NotGranted {
                 kind: ErrorKind::Unknown,
             });
-            self.client.abandon(self.request.clone(), self.delay);
+            self.client.abandon(&self.runtime, self.request.clone(), self.delay);
         }
     }
 }
@@ -373,7 +380,7 @@ fn failed(
     if asked.open {
         // Told already; what may be left is cleared away.
         asked.open = false;
-        asked.client.abandon(asked.request.clone(), asked.delay);
+        asked.client.abandon(&asked.runtime, asked.request.clone(), asked.delay);
     }
     error
 }

@@ -4,6 +4,11 @@ use std::{ops::RangeInclusive, time::Duration};
 
 /// Whose agreement stands behind a grant, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum Consistency {
     /// One process; nobody outside it is excluded.
@@ -18,6 +23,11 @@ pub enum Consistency {
 
 /// How far the fence can be trusted, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum FenceSource {
     /// Forgotten with the process.
@@ -30,6 +40,11 @@ pub enum FenceSource {
 
 /// How a waiter learns that its turn has come, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "config",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
 #[non_exhaustive]
 pub enum WakeUp {
     /// It asks again.

@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{Notify, broadcast};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, broadcast},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -107,6 +110,9 @@ pub struct ClientOptions {
     pub warn_unused_fence: bool,
     /// The application's own shutdown: waiters end as `Closed`, held leases as `Lost(Closed)`, bodies get to finish.
     pub shutdown: CancellationToken,
+    /// Numbers for single locks, from a configuration.
+    #[cfg(feature = "config")]
+    pub(crate) numbers: Option<Arc<std::collections::BTreeMap<String, crate::config::LockConfig>>>,
 }
 
 impl Default for ClientOptions {
@@ -126,6 +132,8 @@ impl Default for ClientOptions {
             allow_open: false,
             warn_unused_fence: false,
             shutdown: CancellationToken::new(),
+            #[cfg(feature = "config")]
+            numbers: None,
         }
     }
 }
@@ -244,7 +252,8 @@ impl LockClient {
 
     /// Refuses new acquires, ends held leases as `Lost(Closed)`, flushes, closes the backend. Last line of `main`.
     ///
-    /// Bodies of `run` and work that declared itself busy get to finish, until their deadline.
+    /// Bodies of `run` and work that declared itself busy get to finish, until their deadline. A store that does not
+    /// answer is not waited for longer than one exchange: the TTL ends what it still shows.
     ///
     /// # Cancel safety
     /// Call it again.
@@ -400,6 +409,11 @@ impl Inner {
         self.closing.is_cancelled()
     }
 
+    /// Says whether `close` was called: what is retried in the background then has its last try.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Remembers the fence of a grant; an error if this process has seen a higher one.
     pub(crate) fn fence_seen(&self, name: &LockName, fence: Fence) -> Result<()> {
         let mut fences = self.fences.grab();
@@ -451,8 +465,9 @@ impl Inner {
     }
 
     /// Makes sure in the background that nothing of an acquire is left in the store.
-    pub(crate) fn abandon(self: &Arc<Self>, request: AcquireRequest, lock_delay: Duration) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    pub(crate) fn abandon(self: &Arc<Self>, runtime: &Handle, request: AcquireRequest, lock_delay: Duration) {
+        // The future may be dropped where no runtime is; on one that has ended the TTL does the work.
+        let runtime = Handle::try_current().unwrap_or_else(|_| runtime.clone());
         let task = self.begin_task();
         let inner = self.clone();
         runtime.spawn(async move {
@@ -488,7 +503,7 @@ impl Inner {
                 Err(_) => {}
             }
             let next = self.now().saturating_add(pause.next());
-            if next >= over {
+            if next >= over || self.is_closed() {
                 return;
             }
             self.clock.sleep_until(next).await;

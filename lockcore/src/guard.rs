@@ -391,6 +391,9 @@ impl fmt::Debug for Busy {
     }
 }
 
+/// A lease younger than this is not watched for loss: most locks are held for less, and a watch costs the store.
+const WATCH_AFTER: Duration = Duration::from_millis(50);
+
 /// One lease in this process: shared by its guard, its watchers and the engine that renews it.
 pub(crate) struct Held {
     pub(crate) client: Arc<Inner>,
@@ -659,8 +662,17 @@ impl Held {
     }
 
     /// Says, once, that the lease is old enough to be watched for loss.
-    pub(crate) fn start_watching(&self, now: Moment, after: Duration) -> bool {
-        self.granted.until(now) >= after && !self.watching.swap(true, Ordering::AcqRel)
+    pub(crate) fn start_watching(&self, now: Moment) -> bool {
+        self.granted.until(now) >= WATCH_AFTER && !self.watching.swap(true, Ordering::AcqRel)
+    }
+
+    /// Returns when the engine has something to do for this lease, if nothing happens.
+    pub(crate) fn wake_at(&self) -> Moment {
+        let wake_at = self.renewal.grab().wake_at();
+        match self.client.capabilities.pushes_loss && !self.watching.load(Ordering::Acquire) {
+            true => wake_at.min(self.granted.saturating_add(WATCH_AFTER)),
+            false => wake_at,
+        }
     }
 
     /// Returns when the lease is over for its holder.
@@ -737,7 +749,7 @@ impl Held {
                 Err(error) => {
                     unheard |= error.kind() == ErrorKind::Unknown;
                     let next = self.client.now().saturating_add(retry.next());
-                    if next >= end || !error.kind().is_transient() {
+                    if next >= end || !error.kind().is_transient() || self.client.is_closed() {
                         let kind = error.kind();
                         self.client.tell(&self.name, digest, || EventKind::ReleaseFailed {
                             fence: self.fence,

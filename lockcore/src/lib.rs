@@ -45,6 +45,8 @@ mod call;
 mod capabilities;
 mod client;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 mod deadline;
 mod error;
 mod events;

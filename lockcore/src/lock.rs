@@ -83,7 +83,24 @@ impl Lock {
             floor: None,
         };
         let budget = Budget::For(options.wait);
-        Self { name: name.map_err(Arc::new), numbers, budget, client }
+        let lock = Self { name: name.map_err(Arc::new), numbers, budget, client };
+        #[cfg(feature = "config")]
+        let lock = lock.configured();
+        lock
+    }
+
+    /// Takes the numbers that a configuration has for this very lock. The code's own words come later and stand.
+    #[cfg(feature = "config")]
+    fn configured(mut self) -> Self {
+        let Ok(name) = &self.name else { return self };
+        let locks = self.client.options.numbers.as_deref();
+        let Some(found) = locks.and_then(|locks| crate::config::numbers_of(locks, name)) else { return self };
+        self.numbers.ttl = found.ttl.unwrap_or(self.numbers.ttl);
+        self.numbers.delay = found.lock_delay.unwrap_or(self.numbers.delay);
+        self.numbers.margin = found.stop_margin.unwrap_or(self.numbers.margin);
+        self.numbers.max_hold = found.max_hold.or(self.numbers.max_hold);
+        self.budget = found.wait.map_or(self.budget, Budget::For);
+        self
     }
 
     /// Sets how long the lease lives without a renewal.

@@ -1,6 +1,6 @@
 //! The in-memory backend: the reference of the suite, and what an application's own tests use.
 //!
-//! With [`TokioClock`](crate::TokioClock) and tokio's paused time a test of hours takes milliseconds, and the
+//! With [`TokioClock`] and tokio's paused time a test of hours takes milliseconds, and the
 //! [`Faults`] lose, delay, hold and refuse requests at exactly the place that is to be tested.
 //!
 //! ```

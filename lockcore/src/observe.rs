@@ -14,6 +14,8 @@
 //! | `lock_dropped_unused_total`, `lock_fence_unused_total`, `lock_opened_total` | counter | `backend` |
 //! | `lock_oldest_hold_seconds` | gauge | `backend` |
 
+#![cfg_attr(not(all(feature = "tracing", feature = "metrics")), allow(unused_variables, dead_code))]
+
 use std::time::Duration;
 
 use crate::{

@@ -25,9 +25,6 @@ use crate::{
     sync::LockExt,
 };
 
-/// A lease younger than this is not watched for loss: most locks are held for less, and a watch costs the store.
-const WATCH_AFTER: Duration = Duration::from_millis(50);
-
 /// The engines of one client, one for each runtime that acquires.
 #[derive(Default)]
 pub(crate) struct Engines {
@@ -109,13 +106,9 @@ impl Engine {
 
     /// Takes over a lease. Wakes the task only if it would sleep through the first renewal.
     pub(crate) fn add(&self, held: &Arc<Held>) {
-        let mut wake_at = held.renewal.grab().wake_at();
-        let now = held.client.now();
-        if held.client.capabilities.pushes_loss {
-            wake_at = wake_at.min(now.saturating_add(WATCH_AFTER));
-        }
+        let wake_at = held.wake_at();
         let mut leases = self.leases.grab();
-        leases.pause = now.until(wake_at);
+        leases.pause = held.granted.until(wake_at);
         held.scheduled.store(wake_at.as_nanos(), Ordering::Relaxed);
         leases.due.insert((wake_at, held.number), held.clone());
         if wake_at < leases.wakes_at {
@@ -133,7 +126,7 @@ impl Engine {
         if leases.due.remove(&key).is_none() {
             return;
         }
-        let wake_at = held.renewal.grab().wake_at();
+        let wake_at = held.wake_at();
         held.scheduled.store(wake_at.as_nanos(), Ordering::Relaxed);
         leases.due.insert((wake_at, held.number), held.clone());
         if wake_at < leases.wakes_at {
@@ -243,13 +236,13 @@ impl Work {
             if todo.renew {
                 renew.entry((held.ttl, held.delay)).or_default().push(held.clone());
             }
-            if client.capabilities.pushes_loss && held.start_watching(now, WATCH_AFTER) {
+            if client.capabilities.pushes_loss && held.start_watching(now) {
                 jobs.push(Box::pin(watch_for_loss(self.backend.clone(), held.clone())));
             }
             again.push(held);
         }
         for held in &again {
-            let wake_at = held.renewal.grab().wake_at();
+            let wake_at = held.wake_at();
             held.scheduled.store(wake_at.as_nanos(), Ordering::Relaxed);
             // An ended lease stays in the map, due never, until its guard lets go: closing finds it there.
             leases.due.insert((wake_at, held.number), held.clone());

@@ -310,7 +310,8 @@ fn check_sqlite(scheme: &str, authority: &str, path: &str) -> Result<()> {
     Ok(())
 }
 
-fn is_secret(key: &str) -> bool {
+/// Says whether a value under this key is a secret, by the key's name.
+pub(crate) fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
     // A file or a variable that holds the secret is not one.
     let names_a_place = key.ends_with("file") || key.ends_with("env");

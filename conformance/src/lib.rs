@@ -1,0 +1,5 @@
+//! Conformance suite for lock backends: records what happens, and judges it.
+
+#![forbid(unsafe_code)]
+
+pub mod history;

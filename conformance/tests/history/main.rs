@@ -1,0 +1,10 @@
+//! Histories: each property with a bad history and its nearest good neighbour, random ones, recorded ones.
+
+#![forbid(unsafe_code)]
+
+mod metamorphic;
+mod properties;
+mod random;
+mod recording;
+mod script;
+mod verdicts;
