@@ -88,6 +88,8 @@ pub enum Command {
         after_help = "Examples:\n  lockctl fence nightly/report\n  lockctl fence nightly/report --raise 1000000"
     )]
     Fence(Fence),
+    /// Checks the configuration file, or shows the settings that would be used
+    Config(Config),
     /// Writes a completion script for a shell
     #[command(after_help = "Example:\n  lockctl completions bash > /etc/bash_completion.d/lockctl")]
     Completions(Completions),
@@ -151,14 +153,9 @@ pub struct StoreArgs {
     pub password_file: Option<PathBuf>,
 }
 
-/// Options of `run`.
-#[derive(Debug, Args)]
-pub struct Run {
-    /// Lock to hold, like nightly/report
-    pub name: OsString,
-    /// Command and its arguments, after `--`; passed on byte for byte, no shell in between
-    #[arg(last = true, required = true, num_args = 1.., value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
-    pub command: Vec<OsString>,
+/// The numbers of a run.
+#[derive(Clone, Debug, Args)]
+pub struct NumberArgs {
     /// How long to wait for the lock: 0, a duration like 90s, or forever [default: 0]
     #[arg(short, long, value_name = "D", env = "LOCKCTL_WAIT", hide_env_values = true, value_parser = duration::parse_wait)]
     pub wait: Option<Wait>,
@@ -171,6 +168,22 @@ pub struct Run {
     /// Time between TERM and KILL, taken off the end of the lease [default: a quarter of the TTL, at most 10s]
     #[arg(long, value_name = "D", env = "LOCKCTL_KILL_AFTER", hide_env_values = true, value_parser = duration::parse)]
     pub kill_after: Option<Duration>,
+    /// Nobody gets the lock for this long after an unclean end [default: 0]
+    #[arg(long, value_name = "D", env = "LOCKCTL_LOCK_DELAY", hide_env_values = true, value_parser = duration::parse)]
+    pub lock_delay: Option<Duration>,
+}
+
+/// Options of `run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Lock to hold, like nightly/report
+    pub name: OsString,
+    /// Command and its arguments, after `--`; passed on byte for byte, no shell in between
+    #[arg(last = true, required = true, num_args = 1.., value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+    /// How long, for everything.
+    #[command(flatten)]
+    pub numbers: NumberArgs,
     /// Exit code when someone else has the lock [default: 111, or 112 after waiting]
     #[arg(short = 'E', long, value_name = "N")]
     pub busy_exit_code: Option<u8>,
@@ -180,9 +193,6 @@ pub struct Run {
     /// Demands a fence above N
     #[arg(long, value_name = "N")]
     pub above: Option<lockcore::Fence>,
-    /// Nobody gets the lock for this long after an unclean end [default: 0]
-    #[arg(long, value_name = "D", env = "LOCKCTL_LOCK_DELAY", hide_env_values = true, value_parser = duration::parse)]
-    pub lock_delay: Option<Duration>,
     /// Writes the outcome to a file as JSON at the end: tells a command's own 113 from ours
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub status_file: Option<PathBuf>,
@@ -261,6 +271,37 @@ pub struct Fence {
     pub store: StoreArgs,
 }
 
+/// Options of `config`.
+#[derive(Debug, Args)]
+pub struct Config {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What to do with the configuration.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Names every problem of a configuration file, with line and path
+    Check {
+        /// File to check [default: the one that would be used]
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+        /// Which store.
+        #[command(flatten)]
+        store: Box<StoreArgs>,
+    },
+    /// Shows the settings that would be used; secrets are masked
+    Show {
+        /// Which store.
+        #[command(flatten)]
+        store: Box<StoreArgs>,
+        /// How long, for everything.
+        #[command(flatten)]
+        numbers: Box<NumberArgs>,
+    },
+}
+
 /// Options of `completions`.
 #[derive(Debug, Args)]
 pub struct Completions {
@@ -285,7 +326,7 @@ mod tests {
             Cli::try_parse_from(["lockctl", "run", "a", "--ttl", "5s", "--", "printf", "-v", "--ttl", "a b"])
                 .unwrap();
         let Command::Run(run) = cli.command else { panic!("not a run") };
-        assert_eq!(run.ttl, Some(Duration::from_secs(5)));
+        assert_eq!(run.numbers.ttl, Some(Duration::from_secs(5)));
         assert_eq!(run.command, ["printf", "-v", "--ttl", "a b"]);
         assert_eq!(cli.common.verbose, 0);
     }

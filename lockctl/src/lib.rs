@@ -5,15 +5,18 @@
 mod break_lock;
 mod check;
 pub mod cli;
+mod config;
 pub mod duration;
 pub mod exit;
 mod failure;
 mod fence;
+mod file;
 #[doc(hidden)]
 pub mod for_tests;
 mod inspect;
 mod list;
 mod manual;
+mod numbers;
 mod run;
 mod state_file;
 mod store;
@@ -67,6 +70,7 @@ fn dispatch(command: &Command, written: Written, voice: &Voice) -> Result<u8, Fa
         Command::List(options) => block_on(list::main(options, written, voice)),
         Command::Break(options) => block_on(break_lock::main(options, written, voice)),
         Command::Fence(options) => block_on(fence::main(options, written, voice)),
+        Command::Config(options) => config::main(options, written, voice),
         Command::Completions(options) => manual::completions(options),
         Command::Man => manual::man(),
     }

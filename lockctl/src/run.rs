@@ -21,6 +21,7 @@ use crate::{
     duration::{Wait, show},
     exit,
     failure::{Failure, with_sources},
+    numbers::Numbers,
     state_file::{self, StateFile},
     store::{self, Store, Surroundings, Written},
     supervisor::{End, Ended, Hold, Job, NotStarted, Signals, Standing, margin, supervise},
@@ -49,48 +50,11 @@ pub(crate) async fn main(options: &Run, written: Written, voice: &Voice) -> Resu
     outcome
 }
 
-/// The numbers of a run, each from where it was given.
-struct Numbers {
-    wait: Wait,
-    ttl: Duration,
-    kill_after: Duration,
-    max_hold: Option<Duration>,
-    lock_delay: Duration,
-}
-
-impl Numbers {
-    fn of(options: &Run) -> Result<Self, Failure> {
-        let ttl = options.ttl.unwrap_or(Duration::from_secs(30));
-        let kill_after = options.kill_after.unwrap_or((ttl / 4).min(Duration::from_secs(10)));
-        if ttl < Duration::from_millis(200) {
-            return Err(Failure::usage(format!(
-                "--ttl {} is too short for a process to be stopped in; write 200ms or more",
-                show(ttl)
-            )));
-        }
-        // Renewals come at a third of the TTL. What is left then has to hold the grace and a few late answers.
-        if kill_after > ttl / 2 {
-            return Err(Failure::usage(format!(
-                "--kill-after {} is taken off the end of the lease and leaves too little of --ttl {}; at most half of it",
-                show(kill_after),
-                show(ttl)
-            )));
-        }
-        Ok(Self {
-            wait: options.wait.unwrap_or(Wait::No),
-            ttl,
-            kill_after,
-            max_hold: options.max_hold.filter(|cap| !cap.is_zero()),
-            lock_delay: options.lock_delay.unwrap_or_default(),
-        })
-    }
-}
-
 async fn run(options: &Run, written: Written, voice: &Voice, report: &mut Report) -> Result<u8, Failure> {
     let name = store::name(&options.name)?;
     report.name = Some(name.clone());
-    let numbers = Numbers::of(options)?;
     let store = store::choose(&options.store, written, &Surroundings::of_this_process())?;
+    let numbers = Numbers::of(&options.numbers, &store, Some(&name))?;
     report.store = Some(store.shown());
     let directory = state_file::directory(|name| env::var_os(name).filter(|v| !v.is_empty()).map(Into::into))
         .map_err(Failure::usage)?;
@@ -201,6 +165,7 @@ async fn acquire(
         o.lock_delay = numbers.lock_delay;
     });
     let client = slot.get_or_init(|| LockClient::with_options(backend, client_options));
+    store.check_level(client).await?;
     let events = client.events();
     let mut lock = client.named(name).ttl(numbers.ttl).stop_margin(margin);
     if let Some(cap) = numbers.max_hold {

@@ -10,12 +10,28 @@ use std::{
 };
 
 use lockcore::{
-    ErrorKind, LockName, StoreUrl,
+    ErrorKind, LockClient, LockName, StoreUrl,
     backend::{Call, LockBackend},
+    config::{BackendConfig, Demands, Registry, RiskConfig},
 };
-use lockcore_sql::{SqliteBackend, SqliteConfig};
+use lockcore_sql::Sqlite;
 
-use crate::{cli::StoreArgs, failure::Failure};
+use crate::{
+    cli::StoreArgs,
+    exit,
+    failure::Failure,
+    file::{self, File},
+};
+
+/// The families of stores that are compiled in.
+pub(crate) fn registry() -> Registry {
+    Registry::new().with(Sqlite)
+}
+
+/// Reads a variable that holds a path; an empty one counts as not set.
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
 
 /// Which of the options stand on the command line and not in the environment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,14 +43,46 @@ pub(crate) struct Written {
 /// The store that was chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    pub(crate) url: StoreUrl,
+    pub(crate) backend: BackendConfig,
     pub(crate) namespace: String,
+    /// The level of the file that it was chosen by.
+    pub(crate) level: Option<(String, RiskConfig)>,
+    /// The file, whether it named the store or not: its numbers count.
+    pub(crate) file: Option<File>,
 }
 
 impl Store {
     /// Returns what people read: never a password.
     pub(crate) fn shown(&self) -> String {
-        self.url.to_string()
+        self.backend.url.to_string()
+    }
+
+    /// Says where the password comes from.
+    pub(crate) fn password_source(&self) -> String {
+        match (&self.backend.password_file, &self.backend.password_env) {
+            (Some(file), _) => format!("*** from {}", file.display()),
+            (_, Some(variable)) => format!("*** from ${variable}"),
+            _ if self.backend.url.has_secret() => "*** from the address".into(),
+            _ => "(none)".into(),
+        }
+    }
+
+    /// Looks at the server, and refuses it if it does not keep what the level demands.
+    pub(crate) async fn check_level(&self, client: &LockClient) -> Result<(), Failure> {
+        let Some((name, level)) = &self.level else { return Ok(()) };
+        let found = client.preflight().await.map_err(|error| Failure::store(&error, self.shown()))?;
+        let misses = Demands::of(name, level).misses(&found.capabilities);
+        if misses.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            exit::REFUSED,
+            format!(
+                "the store {} does not keep what the level {name:?} demands: {}",
+                self.shown(),
+                misses.join("; ")
+            ),
+        ))
     }
 
     /// Opens the store.
@@ -67,16 +115,7 @@ impl Store {
     }
 
     async fn open(&self) -> lockcore::Result<Arc<dyn LockBackend>> {
-        match self.url.scheme() {
-            "sqlite" => {
-                let backend = SqliteBackend::open(SqliteConfig::new(self.url.path())).await?;
-                Ok(Arc::new(backend))
-            }
-            other => Err(lockcore::Error::new(
-                ErrorKind::Misconfigured,
-                format!("the scheme {other:?} is not compiled in; this lockctl has sqlite"),
-            )),
-        }
+        registry().connect(&self.backend).await
     }
 }
 
@@ -183,17 +222,103 @@ fn container_marker(root: &Path, has_variable: impl Fn(&str) -> bool) -> Option<
         .map(|word| format!("{word} in /proc/1/cgroup"))
 }
 
-/// Chooses the store: option before environment before file before default.
+/// Chooses the store: option before environment before file before default. A file counts whenever there is one: also
+/// its namespace and its numbers.
 ///
 /// # Errors
 /// 125 with what to write.
 pub(crate) fn choose(args: &StoreArgs, written: Written, around: &Surroundings) -> Result<Store, Failure> {
-    let given = args.store.as_ref().filter(|text| !text.is_empty());
-    let url = match given {
-        Some(text) => given_url(text, written.store)?,
-        None => default_url(around)?,
+    let registry = registry();
+    let file = file::find(args, variable).map(|path| file::load(&path, &registry)).transpose()?;
+    choose_with(args, written, around, file)
+}
+
+fn choose_with(
+    args: &StoreArgs,
+    written: Written,
+    around: &Surroundings,
+    file: Option<File>,
+) -> Result<Store, Failure> {
+    let url = args.store.as_ref().filter(|text| !text.is_empty());
+    let risk = args.risk.as_ref().filter(|text| !text.is_empty());
+    let (url, risk) = match (url, risk) {
+        (Some(_), Some(_)) if written.store == written.risk => {
+            let (store, risk) =
+                if written.store { ("--store", "--risk") } else { ("LOCKCTL_STORE", "LOCKCTL_RISK") };
+            return Err(Failure::usage(format!("{store} and {risk} both name a store; give one of them")));
+        }
+        // An option comes before the environment.
+        (Some(_), Some(risk)) if written.risk => (None, Some(risk)),
+        (Some(url), Some(_)) => (Some(url), None),
+        one_or_none => one_or_none,
     };
-    Ok(Store { url, namespace: args.namespace.clone().unwrap_or_default() })
+    let (backend, level) = match (url, risk, &file) {
+        (Some(text), _, _) => (BackendConfig::new(given_url(text, written.store)?), None),
+        (None, Some(name), Some(file)) => of_level(file, name)?,
+        (None, Some(name), None) => {
+            return Err(Failure::usage(format!(
+                "the level {name:?} is looked up in a configuration file, and there is none; name one with --config"
+            )));
+        }
+        (None, None, Some(file)) => {
+            let mut names = file.config.risk.keys();
+            match (names.next(), names.next()) {
+                (Some(only), None) => of_level(file, only)?,
+                (None, _) => (BackendConfig::new(default_url(around)?), None),
+                _ => {
+                    let all: Vec<&str> = file.config.risk.keys().map(String::as_str).collect();
+                    return Err(Failure::usage(format!(
+                        "{} has several levels; name one with --risk: {}",
+                        file.path.display(),
+                        all.join(", ")
+                    )));
+                }
+            }
+        }
+        (None, None, None) => (BackendConfig::new(default_url(around)?), None),
+    };
+    let backend = with_credentials(backend, args)?;
+    registry()
+        .check(&backend)
+        .map_err(|error| Failure::usage(format!("{}: {}", backend.url, error.message())))?;
+    let namespace =
+        args.namespace.clone().or_else(|| file.as_ref().map(|file| file.config.namespace.clone()));
+    Ok(Store { backend, namespace: namespace.unwrap_or_default(), level, file })
+}
+
+type Chosen = (BackendConfig, Option<(String, RiskConfig)>);
+
+fn of_level(file: &File, name: &str) -> Result<Chosen, Failure> {
+    let config = &file.config;
+    let level = config.risk.get(name).ok_or_else(|| {
+        let all: Vec<&str> = config.risk.keys().map(String::as_str).collect();
+        Failure::usage(format!("{} has no level {name:?}; it has {}", file.path.display(), all.join(", ")))
+    })?;
+    // A file with a name that leads nowhere has been refused before.
+    let backend = config.backend.get(&level.backend).ok_or_else(|| {
+        Failure::usage(format!("{} has no backend {:?}", file.path.display(), level.backend))
+    })?;
+    Ok((backend.clone(), Some((name.to_owned(), level.clone()))))
+}
+
+fn with_credentials(backend: BackendConfig, args: &StoreArgs) -> Result<BackendConfig, Failure> {
+    let password_file = match args.password_file.as_ref().filter(|path| !path.as_os_str().is_empty()) {
+        // One name alone is looked up among the credentials that systemd handed over.
+        Some(path) if path.components().count() == 1 && variable("CREDENTIALS_DIRECTORY").is_some() => {
+            Some(path.clone())
+        }
+        Some(path) => Some(std::path::absolute(path)?),
+        None => None,
+    };
+    Ok(backend.with(|backend| {
+        if let Some(user) = &args.user {
+            backend.user = Some(user.clone());
+        }
+        if let Some(file) = password_file {
+            backend.password_file = Some(file);
+            backend.password_env = None;
+        }
+    }))
 }
 
 /// Reads an address that was written out.
@@ -250,11 +375,10 @@ fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::exit;
 
-    fn args(store: Option<&str>) -> StoreArgs {
+    pub(crate) fn args(store: Option<&str>) -> StoreArgs {
         StoreArgs {
             store: store.map(Into::into),
             risk: None,
@@ -263,6 +387,10 @@ mod tests {
             user: None,
             password_file: None,
         }
+    }
+
+    fn choose_alone(args: &StoreArgs, written: Written, around: &Surroundings) -> Result<Store, Failure> {
+        choose_with(args, written, around, None)
     }
 
     fn at_home(root: &Path) -> Surroundings {
@@ -275,14 +403,14 @@ mod tests {
     fn the_default_is_a_file_of_this_user() {
         let root = tempfile::tempdir().unwrap();
         let around = at_home(root.path());
-        let store = choose(&args(None), Written::default(), &around).unwrap();
-        assert_eq!(Path::new(store.url.path()), root.path().join(".local/state/lockctl/locks.db"));
+        let store = choose_alone(&args(None), Written::default(), &around).unwrap();
+        assert_eq!(Path::new(store.backend.url.path()), root.path().join(".local/state/lockctl/locks.db"));
         let around = Surroundings { xdg_state_home: Some(root.path().join("a b%")), ..around };
-        let store = choose(&args(None), Written::default(), &around).unwrap();
-        assert_eq!(Path::new(store.url.path()), root.path().join("a b%/lockctl/locks.db"));
+        let store = choose_alone(&args(None), Written::default(), &around).unwrap();
+        assert_eq!(Path::new(store.backend.url.path()), root.path().join("a b%/lockctl/locks.db"));
         let around = Surroundings { state_directory: Some(root.path().join("s")), is_root: true, ..around };
-        let store = choose(&args(None), Written::default(), &around).unwrap();
-        assert_eq!(Path::new(store.url.path()), root.path().join("s/locks.db"));
+        let store = choose_alone(&args(None), Written::default(), &around).unwrap();
+        assert_eq!(Path::new(store.backend.url.path()), root.path().join("s/locks.db"));
         let root_alone = Surroundings { is_root: true, ..Surroundings::default() };
         assert_eq!(root_alone.default_path().unwrap(), Path::new("/var/lib/lockctl/locks.db"));
     }
@@ -293,7 +421,7 @@ mod tests {
             Surroundings::default(),
             Surroundings { home: Some("relative".into()), ..Surroundings::default() },
         ] {
-            let failure = choose(&args(None), Written::default(), &around).unwrap_err();
+            let failure = choose_alone(&args(None), Written::default(), &around).unwrap_err();
             assert_eq!(failure.code, exit::USAGE);
             assert!(failure.sentence.contains("--store sqlite:///PATH"), "{}", failure.sentence);
         }
@@ -302,10 +430,10 @@ mod tests {
     #[test]
     fn in_a_container_the_default_is_refused_and_a_named_store_is_not() {
         let around = Surroundings { container: Some("/.dockerenv".into()), ..Surroundings::default() };
-        let failure = choose(&args(None), Written::default(), &around).unwrap_err();
+        let failure = choose_alone(&args(None), Written::default(), &around).unwrap_err();
         assert_eq!(failure.code, exit::USAGE);
         assert!(failure.sentence.contains("excludes nobody outside it"), "{}", failure.sentence);
-        assert!(choose(&args(Some("sqlite:///srv/locks.db")), ON_LINE, &around).is_ok());
+        assert!(choose_alone(&args(Some("sqlite:///srv/locks.db")), ON_LINE, &around).is_ok());
     }
 
     #[test]
@@ -331,7 +459,7 @@ mod tests {
     #[test]
     fn a_password_on_the_command_line_is_refused_and_not_repeated() {
         let failure =
-            choose(&args(Some("redis://u:s3cret@h/0")), ON_LINE, &Surroundings::default()).unwrap_err();
+            choose_alone(&args(Some("redis://u:s3cret@h/0")), ON_LINE, &Surroundings::default()).unwrap_err();
         assert_eq!(failure.code, exit::USAGE);
         assert!(failure.sentence.contains("--password-file"), "{}", failure.sentence);
         assert!(!failure.sentence.contains("s3cret"));
@@ -339,18 +467,73 @@ mod tests {
 
     #[test]
     fn a_password_in_the_environment_is_taken_and_never_shown() {
-        let store = choose(&args(Some("redis://u:s3cret@h/0")), Written::default(), &Surroundings::default())
-            .unwrap();
-        assert_eq!(store.url.expose_password(), Some("s3cret"));
+        // What the store's connector says about a user is not the question here.
+        let url = given_url(&"redis://u:s3cret@h/0".into(), false).unwrap();
+        assert_eq!(url.expose_password(), Some("s3cret"));
+        let store =
+            Store { backend: BackendConfig::new(url), namespace: String::new(), level: None, file: None };
         assert_eq!(store.shown(), "redis://u:***@h/0");
+        assert_eq!(store.password_source(), "*** from the address");
         assert!(!format!("{store:?}").contains("s3cret"));
+    }
+
+    fn file(text: &str) -> File {
+        File { path: "locks.toml".into(), config: toml::from_str(text).unwrap() }
+    }
+
+    const TWO_LEVELS: &str = r#"
+        namespace = "shop"
+        backend.one = "sqlite:///srv/one.db"
+        backend.two = "sqlite:///srv/two.db"
+        risk.efficiency.backend = "one"
+        [risk.guarded]
+        backend = "two"
+        max-hold = "1h"
+    "#;
+
+    #[test]
+    fn an_option_comes_before_the_environment_and_two_of_a_kind_are_refused() {
+        let both = StoreArgs { risk: Some("guarded".into()), ..args(Some("sqlite:///srv/given.db")) };
+        let path = |written| {
+            let store = choose_with(&both, written, &Surroundings::default(), Some(file(TWO_LEVELS)));
+            store.map(|store| (store.backend.url.path().to_owned(), store.level.map(|(name, _)| name)))
+        };
+        assert_eq!(path(Written { store: true, risk: false }).unwrap(), ("/srv/given.db".into(), None));
+        assert_eq!(
+            path(Written { store: false, risk: true }).unwrap(),
+            ("/srv/two.db".into(), Some("guarded".into()))
+        );
+        assert!(
+            path(Written { store: true, risk: true }).unwrap_err().sentence.contains("--store and --risk")
+        );
+        assert!(path(Written::default()).unwrap_err().sentence.contains("LOCKCTL_STORE and LOCKCTL_RISK"));
+    }
+
+    #[test]
+    fn a_file_with_one_level_needs_no_name_for_it_and_one_with_two_does() {
+        let around = Surroundings::default();
+        let failure =
+            choose_with(&args(None), Written::default(), &around, Some(file(TWO_LEVELS))).unwrap_err();
+        assert!(failure.sentence.contains("name one with --risk: efficiency, guarded"), "{failure:?}");
+        let one = r#"
+            namespace = "shop"
+            backend.one = "sqlite:///srv/one.db"
+            risk.efficiency.backend = "one"
+        "#;
+        let store = choose_with(&args(None), Written::default(), &around, Some(file(one))).unwrap();
+        assert_eq!((store.backend.url.path(), &*store.namespace), ("/srv/one.db", "shop"));
+        let absent = StoreArgs { risk: Some("critical".into()), ..args(None) };
+        let failure = choose_with(&absent, Written::default(), &around, Some(file(one))).unwrap_err();
+        assert!(failure.sentence.contains("it has efficiency"), "{failure:?}");
+        let failure = choose_with(&absent, Written::default(), &around, None).unwrap_err();
+        assert!(failure.sentence.contains("--config"), "{failure:?}");
     }
 
     #[test]
     fn an_address_that_cannot_be_read_is_not_repeated() {
         for text in ["u:s3cret@h", "redis://u:s3cret#@h/0", "redis://u:s3c ret@h"] {
             let failure =
-                choose(&args(Some(text)), Written::default(), &Surroundings::default()).unwrap_err();
+                choose_alone(&args(Some(text)), Written::default(), &Surroundings::default()).unwrap_err();
             assert_eq!(failure.code, exit::USAGE);
             assert!(failure.sentence.starts_with("LOCKCTL_STORE: "), "{}", failure.sentence);
             assert!(!failure.sentence.contains("s3c"), "{}", failure.sentence);
