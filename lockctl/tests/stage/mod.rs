@@ -125,6 +125,18 @@ impl Actor {
         Self { child: Some(child) }
     }
 
+    /// As [`of`](Self::of), with stdout in a file that can be read meanwhile.
+    pub(crate) fn quiet(mut command: Command, stdout: fs::File) -> Self {
+        let child = command.stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
+        Self { child: Some(child) }
+    }
+
+    /// As [`of`](Self::of), on a terminal.
+    pub(crate) fn on(mut command: Command, terminal: std::os::fd::OwnedFd) -> Self {
+        let child = command.stdout(terminal.try_clone().unwrap()).stderr(terminal).spawn().unwrap();
+        Self { child: Some(child) }
+    }
+
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(self.child.as_ref().unwrap())
     }
