@@ -243,6 +243,13 @@ impl RedisBackend {
     }
 }
 
+#[cfg(test)]
+impl RedisBackend {
+    pub(crate) async fn standing_link(&self, call: &Call) -> Arc<Link> {
+        self.connection.link(call).await.unwrap()
+    }
+}
+
 enum Attempt {
     Granted(Lease),
     Held { holder: Option<Holder>, ends: Moment },

@@ -210,10 +210,19 @@ fn refused(source: RedisError) -> (ErrorKind, String, Option<RedisError>) {
     (error.kind(), error.message().to_owned(), Some(source))
 }
 
-/// Connects and says hello: one round trip, which also asks for the time, the role and how the disk is used.
+/// Connects, lets the client library say hello, and asks for the time, the role and how the disk is used.
 async fn greet(config: &RedisConfig, push: Option<Push>, learnt: &Learnt, clock: Arc<dyn Clock>) -> Attempt {
     let io = |e: std::io::Error| refused(RedisError::from(e));
-    let settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3);
+    let mut settings = RedisConnectionInfo::default()
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_db(config.db.into())
+        .set_lib_name("lockcore", env!("CARGO_PKG_VERSION"));
+    if let Some(user) = &config.user {
+        settings = settings.set_username(user);
+    }
+    if let Some(password) = &config.password {
+        settings = settings.set_password(password);
+    }
     let mut options = AsyncConnectionConfig::new().set_response_timeout(Some(config.connect_timeout));
     let listens = push.is_some();
     if let Some(push) = push {
@@ -248,25 +257,14 @@ async fn greet(config: &RedisConfig, push: Option<Push>, learnt: &Learnt, clock:
     let task = Task(task);
 
     let mut hello = redis::pipe();
-    hello.cmd("HELLO").arg(3);
-    if let Some(password) = &config.password {
-        hello.arg("AUTH").arg(config.user.as_deref().unwrap_or("default")).arg(password);
-    }
-    hello.cmd("SELECT").arg(config.db);
     hello.cmd("TIME");
     hello.cmd("ROLE");
-    hello.cmd("CLIENT").arg("SETINFO").arg("LIB-NAME").arg("lockcore");
     hello.cmd("INFO").arg("persistence");
     hello.cmd("CONFIG").arg("GET").arg("appendfsync");
     let asked = clock.now();
-    let replies = connection.send_packed_commands(&hello, 0, 7).await.map_err(refused)?;
+    let replies = connection.send_packed_commands(&hello, 0, 4).await.map_err(refused)?;
     let mut replies = replies.into_iter();
     let mut next = || replies.next().unwrap_or_default();
-    for _ in ["HELLO", "SELECT"] {
-        if let Value::ServerError(error) = next() {
-            return Err(refused(error.into()));
-        }
-    }
     let us = match next() {
         Value::ServerError(error) => return Err(refused(error.into())),
         time => server_time(&time).ok_or_else(|| {
@@ -295,8 +293,6 @@ async fn greet(config: &RedisConfig, push: Option<Push>, learnt: &Learnt, clock:
         }
         Some(_) | None => {}
     }
-    // The name of the library is for `CLIENT LIST`, from Redis 7.2 on.
-    next();
     let (persistence, fsync) = (text(Some(next())), config_value(next()));
     learnt.set_forgets(!keeps(persistence.as_deref(), fsync.as_deref()));
 
@@ -383,6 +379,13 @@ impl Link {
         us.saturating_add(micros(seen.until(at)).saturating_add(1))
             .saturating_sub(micros(at.until(seen)))
             .min(1 << 53)
+    }
+
+    /// Moves the estimate of the server's clock, as a step of that clock would.
+    #[cfg(test)]
+    pub(crate) fn misjudge(&self, by: i64) {
+        let mut seen = self.seen.lock().unwrap();
+        seen.0 = seen.0.saturating_add_signed(by);
     }
 
     fn saw(&self, us: u64, sent: Moment) {

@@ -51,7 +51,7 @@ fn read(config: &BackendConfig) -> Result<RedisConfig> {
                 "a socket is on this machine: three slashes and an absolute path, like redis+unix:///run/redis.sock",
             ));
         }
-        let db = options.number("db")?.unwrap_or(0);
+        let db = options.whole("db")?.unwrap_or(0);
         (Address::Unix(url.path().into()), u32::try_from(db).ok())
     } else {
         let mut hosts = url.hosts();

@@ -32,3 +32,6 @@ pub use connector::Redis;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(test)]
+mod tests;

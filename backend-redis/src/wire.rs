@@ -94,15 +94,16 @@ end
 }
 
 // The fence is written before the lock: should the second write fail, a number is lost, not a promise. PERSIST on a key
-// that was just seen absent does nothing, but a replica refuses it: whatever this script answers, a master answered.
+// that was just seen absent does nothing, but a replica refuses it: also who has the lock is told by a master only. It
+// does not stand before the grant, because a server that is out of memory refuses a script at its first write only.
 static ACQUIRE: Script = script!(
     r"
 local owner, ttl, floor, not_after, margin, label = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 if us > tonumber(not_after) then return {'late', us} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'over', us} end
-redis.call('PERSIST', KEYS[3])
 local v = read(KEYS[1])
 if v then
+  redis.call('PERSIST', KEYS[3])
   local left = redis.call('PTTL', KEYS[1])
   if v == true then return {'held', us, left, false} end
   local holder, fence = string.match(v, '^(%x+)|(%d+)|%d+|')
