@@ -684,6 +684,25 @@ fn l1_is_demanded_only_after_the_last_fault() {
 }
 
 #[test]
+fn l1_a_killed_holder_is_taken_over_and_a_killed_waiter_is_not_awaited() {
+    let rules = bounds(|b| (b.takeover, b.quiet) = (Some(ms(100)), Some(ms(100))));
+    let with = |ok: Option<u64>| {
+        let mut s = Script::new();
+        s.grant("alice", 1, 0, 1).waits("bob", 2, 10, 10_000);
+        let victim = if ok.is_some() { "alice" } else { "bob" };
+        s.fault(20, "kill", victim, FaultClass::A1, Phase::Begin);
+        if let Some(ok) = ok {
+            s.granted("bob", 2, ok, 2, ok + 250);
+        }
+        s.note(900);
+        s
+    };
+    with(Some(402)).breaks(&rules, &[L1]);
+    with(Some(401)).keeps(&rules, L1);
+    with(None).keeps(&rules, L3);
+}
+
+#[test]
 fn l2_a_late_hand_off_is_found() {
     let rules = bounds(|b| b.wake = Some(ms(100)));
     let with = |ok| {
