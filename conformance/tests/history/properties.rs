@@ -315,6 +315,14 @@ fn s7_a_deadline_from_the_reply_is_found_for_the_attempt_that_was_answered() {
 }
 
 #[test]
+fn s7_a_request_that_left_after_the_answer_excuses_nothing() {
+    let mut s = Script::new();
+    s.tries("alice", 1, 0).add(10, "alice", "a1", What::Sent { wire: true });
+    s.granted("alice", 1, 20, 1, 11 + TTL).add(21, "alice", "a1", What::Sent { wire: true });
+    s.breaks(&rules(), &[S7]);
+}
+
+#[test]
 fn s7_a_success_with_nothing_left_is_found() {
     let with = |ok| {
         let mut s = Script::new();
@@ -762,6 +770,24 @@ fn l5_an_overtaken_waiter_is_found() {
 }
 
 #[test]
+fn l5_the_longest_wait_counts_among_several_that_were_overtaken() {
+    let mut s = Script::new();
+    for (client, o, inv) in [("alice", 1, 0), ("bob", 2, 10)] {
+        s.waits(client, o, inv, 9000).add(inv + 5, client, &format!("a{o}"), What::Queued);
+    }
+    s.waits("carol", 3, 20, 9000);
+    // Bob, Carol, Alice: Bob was served in turn as far as Carol goes, Alice was not.
+    for (client, o, ok) in [("bob", 2, 30), ("carol", 3, 50), ("alice", 1, 70)] {
+        s.granted(client, o, ok, ok as i64, ok + 250);
+        let op = format!("q{o}");
+        s.call(ok + 5, client, &op, Call::Release { fence: fence(ok as i64), owner: Some(owner(o)) });
+        s.ok(ok + 6, client, &op, Answer { released: Some(true), ..Answer::default() });
+    }
+    let report = s.breaks(&bounds(|b| b.fair = true), &[L5]);
+    assert_eq!(report.judged.bypasses, 2, "bob and carol both overtook alice");
+}
+
+#[test]
 fn l6_an_acquire_that_outstays_its_budget_is_found() {
     let rules = bounds(|b| {
         b.wait_slack = Some(ms(20));
@@ -870,4 +896,22 @@ fn l10_a_store_that_stays_away_is_found() {
     };
     with(150).breaks(&rules, &[L10]);
     with(149).keeps(&rules, L10);
+}
+
+#[test]
+fn l10_a_free_lock_that_is_not_granted_is_found() {
+    let rules = bounds(|b| b.recovery = Some(ms(50)));
+    let with = |holder: bool| {
+        let mut s = Script::new();
+        s.fault(0, "restart", "server", FaultClass::A2, Phase::Begin);
+        s.fault(100, "restart", "server", FaultClass::A2, Phase::End);
+        s.grant("bob", 2, 200, 201);
+        if !holder {
+            s.release("bob", 2, 210, 211, true);
+        }
+        s.waits("alice", 3, 220, 50).fail(270, "alice", "a3", Why::WaitTimeout);
+        s
+    };
+    with(false).breaks(&rules, &[L10]);
+    with(true).keeps(&rules, L10);
 }
