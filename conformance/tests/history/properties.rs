@@ -351,11 +351,11 @@ fn s7_a_renewal_that_shortens_is_found() {
 
 #[test]
 fn s7_a_deadline_beyond_what_the_server_has_left_is_found() {
-    let with = |remaining| {
+    let with = |since: u64, remaining| {
         let mut s = Script::new();
         s.grant("alice", 1, 0, 1);
         let what = What::Probe {
-            since: at(99),
+            since: at(since),
             holder: Some(Seen::Stamp(stamp(1, 1))),
             remaining: Some(ms(remaining)),
             residue: None,
@@ -363,11 +363,13 @@ fn s7_a_deadline_beyond_what_the_server_has_left_is_found() {
             server_time: None,
             counter: None,
         };
-        s.add(100, "", "", what);
+        s.add(since + 1, "", "", what);
         s
     };
-    with(198).breaks(&rules(), &[S7]);
-    with(199).keeps(&rules(), S7);
+    with(99, 198).breaks(&rules(), &[S7]);
+    with(99, 199).keeps(&rules(), S7);
+    // A look that began at the moment of the answer sees the lease.
+    with(1, 296).breaks(&rules(), &[S7]);
 }
 
 #[test]
@@ -772,6 +774,14 @@ fn l5_an_overtaken_waiter_is_found() {
 #[test]
 fn l5_the_longest_wait_counts_among_several_that_were_overtaken() {
     let mut s = Script::new();
+    // Who comes at the moment at which the last fault ends is already owed the order.
+    s.fault(0, "cut", "server", FaultClass::A1, Phase::Begin).fault(
+        0,
+        "cut",
+        "server",
+        FaultClass::A1,
+        Phase::End,
+    );
     for (client, o, inv) in [("alice", 1, 0), ("bob", 2, 10)] {
         s.waits(client, o, inv, 9000).add(inv + 5, client, &format!("a{o}"), What::Queued);
     }
