@@ -117,9 +117,10 @@ pub enum What {
     },
     /// A fault begins or ends.
     Fault {
-        /// `pause`, `kill`, `drop`, `restart`, `delete`, …
+        /// `pause`, `kill`, `cut`, `restart`, `delete`, … A `kill` of class A1 has no end that matters: its target
+        /// never runs again.
         name: String,
-        /// The client, the process or the server.
+        /// Whom it hits: the name of a client, a process as `pid 4711`, or a server.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         target: String,
         /// Which end.

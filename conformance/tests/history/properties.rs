@@ -315,6 +315,14 @@ fn s7_a_deadline_from_the_reply_is_found_for_the_attempt_that_was_answered() {
 }
 
 #[test]
+fn s7_a_request_that_left_after_the_answer_excuses_nothing() {
+    let mut s = Script::new();
+    s.tries("alice", 1, 0).add(10, "alice", "a1", What::Sent { wire: true });
+    s.granted("alice", 1, 20, 1, 11 + TTL).add(21, "alice", "a1", What::Sent { wire: true });
+    s.breaks(&rules(), &[S7]);
+}
+
+#[test]
 fn s7_a_success_with_nothing_left_is_found() {
     let with = |ok| {
         let mut s = Script::new();
@@ -343,11 +351,11 @@ fn s7_a_renewal_that_shortens_is_found() {
 
 #[test]
 fn s7_a_deadline_beyond_what_the_server_has_left_is_found() {
-    let with = |remaining| {
+    let with = |since: u64, remaining| {
         let mut s = Script::new();
         s.grant("alice", 1, 0, 1);
         let what = What::Probe {
-            since: at(99),
+            since: at(since),
             holder: Some(Seen::Stamp(stamp(1, 1))),
             remaining: Some(ms(remaining)),
             residue: None,
@@ -355,11 +363,13 @@ fn s7_a_deadline_beyond_what_the_server_has_left_is_found() {
             server_time: None,
             counter: None,
         };
-        s.add(100, "", "", what);
+        s.add(since + 1, "", "", what);
         s
     };
-    with(198).breaks(&rules(), &[S7]);
-    with(199).keeps(&rules(), S7);
+    with(99, 198).breaks(&rules(), &[S7]);
+    with(99, 199).keeps(&rules(), S7);
+    // A look that began at the moment of the answer sees the lease.
+    with(1, 296).breaks(&rules(), &[S7]);
 }
 
 #[test]
@@ -684,6 +694,25 @@ fn l1_is_demanded_only_after_the_last_fault() {
 }
 
 #[test]
+fn l1_a_killed_holder_is_taken_over_and_a_killed_waiter_is_not_awaited() {
+    let rules = bounds(|b| (b.takeover, b.quiet) = (Some(ms(100)), Some(ms(100))));
+    let with = |ok: Option<u64>| {
+        let mut s = Script::new();
+        s.grant("alice", 1, 0, 1).waits("bob", 2, 10, 10_000);
+        let victim = if ok.is_some() { "alice" } else { "bob" };
+        s.fault(20, "kill", victim, FaultClass::A1, Phase::Begin);
+        if let Some(ok) = ok {
+            s.granted("bob", 2, ok, 2, ok + 250);
+        }
+        s.note(900);
+        s
+    };
+    with(Some(402)).breaks(&rules, &[L1]);
+    with(Some(401)).keeps(&rules, L1);
+    with(None).keeps(&rules, L3);
+}
+
+#[test]
 fn l2_a_late_hand_off_is_found() {
     let rules = bounds(|b| b.wake = Some(ms(100)));
     let with = |ok| {
@@ -740,6 +769,32 @@ fn l5_an_overtaken_waiter_is_found() {
     with(9).breaks(&bounds(|b| b.fair = true), &[L5]);
     with(10).keeps(&bounds(|b| b.fair = true), L5);
     assert_eq!(with(9).keeps(&rules(), S1).judged.bypasses, 1, "an unfair store has its bypasses counted");
+}
+
+#[test]
+fn l5_the_longest_wait_counts_among_several_that_were_overtaken() {
+    let mut s = Script::new();
+    // Who comes at the moment at which the last fault ends is already owed the order.
+    s.fault(0, "cut", "server", FaultClass::A1, Phase::Begin).fault(
+        0,
+        "cut",
+        "server",
+        FaultClass::A1,
+        Phase::End,
+    );
+    for (client, o, inv) in [("alice", 1, 0), ("bob", 2, 10)] {
+        s.waits(client, o, inv, 9000).add(inv + 5, client, &format!("a{o}"), What::Queued);
+    }
+    s.waits("carol", 3, 20, 9000);
+    // Bob, Carol, Alice: Bob was served in turn as far as Carol goes, Alice was not.
+    for (client, o, ok) in [("bob", 2, 30), ("carol", 3, 50), ("alice", 1, 70)] {
+        s.granted(client, o, ok, ok as i64, ok + 250);
+        let op = format!("q{o}");
+        s.call(ok + 5, client, &op, Call::Release { fence: fence(ok as i64), owner: Some(owner(o)) });
+        s.ok(ok + 6, client, &op, Answer { released: Some(true), ..Answer::default() });
+    }
+    let report = s.breaks(&bounds(|b| b.fair = true), &[L5]);
+    assert_eq!(report.judged.bypasses, 2, "bob and carol both overtook alice");
 }
 
 #[test]
@@ -851,4 +906,22 @@ fn l10_a_store_that_stays_away_is_found() {
     };
     with(150).breaks(&rules, &[L10]);
     with(149).keeps(&rules, L10);
+}
+
+#[test]
+fn l10_a_free_lock_that_is_not_granted_is_found() {
+    let rules = bounds(|b| b.recovery = Some(ms(50)));
+    let with = |holder: bool| {
+        let mut s = Script::new();
+        s.fault(0, "restart", "server", FaultClass::A2, Phase::Begin);
+        s.fault(100, "restart", "server", FaultClass::A2, Phase::End);
+        s.grant("bob", 2, 200, 201);
+        if !holder {
+            s.release("bob", 2, 210, 211, true);
+        }
+        s.waits("alice", 3, 220, 50).fail(270, "alice", "a3", Why::WaitTimeout);
+        s
+    };
+    with(false).breaks(&rules, &[L10]);
+    with(true).keeps(&rules, L10);
 }

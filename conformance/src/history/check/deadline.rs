@@ -46,7 +46,7 @@ struct Sent {
 fn sent(index: &Index<'_>, op: usize, answered: usize) -> Option<Sent> {
     let op = &index.ops[op];
     let attempt = index.events[answered].attempt;
-    let before = |e: &&usize| **e < answered || index.ts(**e) < index.ts(answered);
+    let before = |e: &&usize| index.ts(**e) <= index.ts(answered);
     let own = |e: &&usize| attempt != 0 && index.events[**e].attempt == attempt;
     let sents = || op.sents.iter().rev().filter(before);
     let event = *sents()

@@ -86,6 +86,16 @@ pub(in crate::history) struct FaultSpan<'h> {
 }
 
 impl FaultSpan<'_> {
+    /// Says whether it killed a client, which no later event undoes.
+    fn kills(&self) -> bool {
+        self.name == "kill" && self.class == FaultClass::A1
+    }
+
+    /// Returns until when its target cannot run.
+    fn until(&self) -> u64 {
+        if self.kills() { NEVER } else { self.end }
+    }
+
     pub(in crate::history) fn words(&self) -> String {
         match self.target {
             "" => self.name.to_owned(),
@@ -238,7 +248,9 @@ impl<'h> Index<'h> {
             index.find_grants(key);
         }
         index.attach_losses(&leases);
-        index.healed = index.faults.iter().map(|f| f.end).max().unwrap_or(0);
+        // A dead client is what the others must cope with; it does not keep them from being judged.
+        let over = |f: &FaultSpan<'_>| if f.kills() { f.begin } else { f.end };
+        index.healed = index.faults.iter().map(over).max().unwrap_or(0);
         index.stalls.sort_by_key(|s| s.1);
         index
     }
@@ -366,13 +378,14 @@ impl<'h> Index<'h> {
 
     /// Says whether a client could not run between the two: it was paused or killed.
     pub(in crate::history) fn paused(&self, client: usize, from: u64, to: u64) -> bool {
-        self.faults.iter().any(|f| f.begin <= to && f.end >= from && self.hits(f, client))
+        self.faults.iter().any(|f| f.begin <= to && f.until() >= from && self.hits(f, client))
     }
 
     /// Returns the end of the last pause of a client that began by `by`.
     pub(in crate::history) fn resumed(&self, client: usize, from: u64, by: u64) -> u64 {
-        let pauses = self.faults.iter().filter(|f| f.begin <= by && f.end >= from && self.hits(f, client));
-        pauses.map(|f| f.end).fold(from, u64::max)
+        let pauses =
+            self.faults.iter().filter(|f| f.begin <= by && f.until() >= from && self.hits(f, client));
+        pauses.map(FaultSpan::until).fold(from, u64::max)
     }
 
     fn hits(&self, fault: &FaultSpan<'_>, client: usize) -> bool {
