@@ -182,8 +182,7 @@ fn open_batches(shop: &Path) -> Result<Vec<u32>, rusqlite::Error> {
     shop.busy_timeout(Duration::from_secs(10))?;
     let mut query =
         shop.prepare("select distinct batch from orders where state = 'expired' order by batch")?;
-    let batches = query.query_map([], |row| row.get(0))?.collect();
-    batches
+    query.query_map([], |row| row.get(0))?.collect()
 }
 
 fn work(name: &str, options: &Options) -> Result<(), Anything> {
