@@ -183,6 +183,29 @@ mod check_first_statement {
     }
 
     #[test]
+    fn a_deferred_transaction_that_begins_with_the_guard_never_has_to_start_again() {
+        let file = File::new("wal");
+        let begin = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let (file, begin) = (&file, &begin);
+                scope.spawn(move || {
+                    let mut db = file.open();
+                    begin.wait();
+                    for round in 0..100 {
+                        // Each under a resource of its own: none is stale, and all meet in the file.
+                        let tx = db.transaction_with_behavior(TransactionBehavior::Deferred).unwrap();
+                        let resource = format!("stock/{worker}");
+                        let verdict = FenceTable.admit(&tx, &resource, holder(round + 1), "op").unwrap();
+                        assert_eq!(verdict, Verdict::Accepted);
+                        tx.commit().unwrap();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
     fn a_stale_writer_in_a_deferred_transaction_leaves_nothing_even_if_it_commits() {
         let file = File::new("wal");
         let mut db = file.open();

@@ -1,0 +1,69 @@
+//! Every story runs, says what it is there to say, and ends well.
+
+use std::process::Command;
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} from\n{said}{complained}", output.status);
+    said
+}
+
+/// Asserts that the lines come in this order, with anything between them.
+#[track_caller]
+fn assert_tells(said: &str, lines: &[&str]) {
+    let mut rest = said;
+    for line in lines {
+        match rest.find(line) {
+            Some(at) => rest = &rest[at + line.len()..],
+            None => panic!("{line:?} is missing, or too early, in\n{said}"),
+        }
+    }
+}
+
+#[test]
+fn one_of_n_runs_the_job_once() {
+    let said = run(env!("CARGO_BIN_EXE_one_of_n"), &[]);
+    assert_eq!(said.matches("not tonight, machine-").count(), 2, "{said}");
+    assert_tells(&said, &["builds the report under fence", ": done", "1 report from 3 machines"]);
+}
+
+#[test]
+fn order_scanner_closes_each_order_once_and_refuses_the_late_one() {
+    let said = run(env!("CARGO_BIN_EXE_order_scanner"), &[]);
+    assert_tells(&said, &["closed 30, then 0; stock 30", "late: stale fence 1.00000000000000aa"]);
+}
+
+#[test]
+fn leader_steps_down_in_order_and_terms_grow() {
+    let said = run(env!("CARGO_BIN_EXE_leader"), &[]);
+    assert_tells(
+        &said,
+        &["ann: leads", "-- ann", "ann: steps down", "leads", "-- an operator breaks", "leads", "terms ["],
+    );
+}
+
+#[test]
+fn job_takeover_goes_on_where_the_first_worker_stopped() {
+    let said = run(env!("CARGO_BIN_EXE_job_takeover"), &[]);
+    assert_tells(
+        &said,
+        &[
+            "ann: step 2",
+            "-- ann stops in step 3",
+            "bob: begins after step 2",
+            "bob: step 6",
+            "ann: stale fence",
+        ],
+    );
+}
+
+#[test]
+fn order_demo_shows_the_refusal_and_what_happens_without_it() {
+    let said = run(env!("CARGO_BIN_EXE_order_demo"), &["--orders", "120", "--ttl-ms", "800"]);
+    assert_tells(
+        &said,
+        &["is frozen (SIGSTOP)", "wakes up (SIGCONT)", "REFUSED by the database", "without the fence"],
+    );
+}
