@@ -1,6 +1,10 @@
 //! Rounds, medians, the table and the report.
 
-use std::{fs, io, path::Path, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -172,6 +176,12 @@ pub(crate) fn micros_each(took: Duration, count: usize) -> f64 {
 pub(crate) fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Where reports go, and files that must be on a disk.
+pub(crate) fn home() -> PathBuf {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member lies in its workspace");
+    workspace.join("target/bench")
 }
 
 /// A runtime of one thread, as most measurements use it.

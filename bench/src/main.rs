@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 }
 
 fn wanted(mut args: impl Iterator<Item = String>) -> Result<Option<Wanted>, String> {
-    let out = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench/report.json"));
+    let out = harness::home().join("report.json");
     let mut wanted = Wanted { filter: String::new(), check: false, out };
     while let Some(arg) = args.next() {
         match arg.as_str() {

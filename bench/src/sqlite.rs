@@ -10,7 +10,7 @@ use lockcore_sql::{SqliteBackend, SqliteConfig};
 use rusqlite::{Connection, OpenFlags, params};
 use tokio::{runtime::Runtime, task::JoinSet};
 
-use crate::harness::{Bench, Target, alternate, micros_each, one_thread};
+use crate::harness::{Bench, Target, alternate, home, micros_each, one_thread};
 
 // A disk that others use, too, changes its speed from one second to the next: many short turns, not a few long ones.
 const TURNS: usize = 41;
@@ -23,7 +23,7 @@ pub(crate) fn run(bench: &mut Bench) {
     let no_disk = "sqlite/acquire-release/no-disk";
     if bench.wants(one) || bench.wants(many) {
         // Beside the build and not in /tmp, which is memory on many machines, where a commit costs nothing.
-        let home = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+        let home = home();
         std::fs::create_dir_all(&home).expect("the target directory can be written");
         let files = Files::open(&home);
         if bench.wants(one) {
