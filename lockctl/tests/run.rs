@@ -66,11 +66,18 @@ fn nobody_who_waited_in_vain_runs() {
     let holder = stage.hold(&[]);
     let start = BootClock::read();
     let waiters: Vec<_> = (0..20).map(|_| stage.run(&["--wait", "500ms"], "echo x > ran")).collect();
+    let mut in_vain = 0;
     for waiter in waiters {
-        waiter.end().says(112, "waited in vain");
+        let answer = waiter.end();
+        // On a busy machine the store may answer one of twenty too late: then the outcome is unknown, and not a wait in
+        // vain. Neither is a lock.
+        assert!(matches!(answer.code, 112 | 115), "{answer:?}");
+        in_vain += usize::from(answer.code == 112);
     }
+    assert!(in_vain > 10, "only {in_vain} of 20 waited in vain");
     assert!(start.until(BootClock::read()) >= Duration::from_millis(500), "gave up earlier than was asked");
-    stage.run(&["--wait", "1ms", "-E", "0"], "echo x > ran").end().is_silent(0);
+    stage.run(&["--wait", "2s"], "echo x > ran").end().says(112, "waited in vain; \"a\" is held by ");
+    stage.run(&["--wait", "2s", "-E", "0"], "echo x > ran").end().is_silent(0);
     stage.go();
     holder.end().is_silent(0);
     assert!(!stage.path("ran").exists(), "a command ran without the lock");
