@@ -14,8 +14,8 @@
 //! # Features
 //!
 //! None is on by default. `sqlite` compiles SQLite along (`rusqlite/bundled`); `sqlite-system` alone links the one of
-//! the system, 3.37 or later; `config` adds the connector for `sqlite://`. `rusqlite` is taken as a range (0.32 to 0.43), so that it resolves beside sqlx and
-//! diesel, which insist on versions of their own.
+//! the system, 3.37 or later; `config` adds the connector for `sqlite://`. `rusqlite` is taken as a range (0.32 to
+//! 0.43), so that it resolves beside sqlx and diesel, which insist on versions of their own.
 
 #![forbid(unsafe_code)]
 

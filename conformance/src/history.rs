@@ -2,7 +2,7 @@
 //!
 //! A [`Recorder`] collects [`Event`]s, in memory and on disk; a [`History`] reads the files of several processes
 //! together; [`check`] judges it under [`Rules`] and returns a [`Report`], which names each broken [`Property`] with
-//! the events that break it. [`wgl`] searches small histories exhaustively and
+//! the events that break it. [`timeline`] draws it for people. [`wgl`] searches small histories exhaustively and
 //! keeps the fast checkers honest.
 //!
 //! # Example
@@ -32,6 +32,7 @@ mod recorder;
 mod report;
 mod rules;
 mod stream;
+pub mod timeline;
 
 pub mod wgl;
 mod wire;

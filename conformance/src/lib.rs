@@ -3,3 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod history;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

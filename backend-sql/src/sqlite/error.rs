@@ -36,6 +36,11 @@ impl Failure {
             && self.phase == Phase::Work
     }
 
+    /// Says whether there was no room for it. Nothing was done.
+    pub(super) fn is_full(&self) -> bool {
+        self.code() == Some(ffi::SQLITE_FULL)
+    }
+
     /// Says whether the commit may be in the log although it was not answered.
     pub(super) fn is_in_doubt(&self) -> bool {
         kind(self.phase, self.code()) == ErrorKind::Unknown

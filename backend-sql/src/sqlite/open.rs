@@ -94,9 +94,6 @@ fn try_open(config: &SqliteConfig, clock: &ClockId) -> Result<Connection, Refusa
 
     // Read everything that may refuse the file before the first write to it.
     check_owner(&db, path)?;
-    if db.is_readonly("main")? {
-        return Err(misconfigured(format!("{path:?} can only be read; locks must be written")).into());
-    }
     if let Some(pages) = config.host.max_pages {
         db.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?;
     }
@@ -177,7 +174,11 @@ fn create_tables(db: &mut Connection, path: &Path, clock: &ClockId) -> Result<()
     transaction.execute_batch(&format!(
         "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
     ))?;
-    transaction.commit().map_err(|e| Refusal::Sqlite(Failure::commit(e)))
+    transaction.commit().map_err(|e| Refusal::Sqlite(Failure::commit(e)))?;
+    // The pages get their room in the file now, so that a disk which is full later can be worked on in place. That others
+    // are at it already is no harm.
+    db.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))?;
+    Ok(())
 }
 
 /// Compares the tables with what this version creates, letter by letter: a table of the same name is not enough.

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use lockcore::backend::LockName;
 use tokio::sync::Notify;
 
 use super::{place::random, wire::Key};
@@ -48,16 +47,15 @@ fn share() -> f64 {
 pub(super) struct Hints {
     // Most backends have no waiter at most times; a release then costs one load.
     waiting: AtomicUsize,
-    names: Mutex<HashMap<(Box<str>, LockName), Arc<Notify>>>,
+    names: Mutex<HashMap<Key, Arc<Notify>>>,
 }
 
 impl Hints {
     /// Registers a waiter until the answer is dropped.
     pub(super) fn register(self: &Arc<Self>, key: &Key) -> Waiter {
-        let key = (key.namespace.clone(), key.name.clone());
         let notify = self.names().entry(key.clone()).or_default().clone();
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        Waiter { hints: self.clone(), key, notify }
+        Waiter { hints: self.clone(), key: key.clone(), notify }
     }
 
     /// Tells one waiter of the name to look now.
@@ -65,12 +63,12 @@ impl Hints {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             return;
         }
-        if let Some(notify) = self.names().get(&(key.namespace.clone(), key.name.clone())) {
+        if let Some(notify) = self.names().get(key) {
             notify.notify_one();
         }
     }
 
-    fn names(&self) -> MutexGuard<'_, HashMap<(Box<str>, LockName), Arc<Notify>>> {
+    fn names(&self) -> MutexGuard<'_, HashMap<Key, Arc<Notify>>> {
         // The map is whole between any two of its operations.
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,7 +78,7 @@ impl Hints {
 #[derive(Debug)]
 pub(super) struct Waiter {
     hints: Arc<Hints>,
-    key: (Box<str>, LockName),
+    key: Key,
     notify: Arc<Notify>,
 }
 
@@ -107,6 +105,8 @@ impl Drop for Waiter {
 
 #[cfg(test)]
 mod tests {
+    use lockcore::backend::LockName;
+
     use super::*;
 
     fn key(name: &str) -> Key {

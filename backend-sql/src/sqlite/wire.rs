@@ -133,7 +133,7 @@ WHERE namespace = :namespace AND name = :name AND used < :before AND (owner IS N
 RETURNING max(fence, floor)";
 
 /// One name in one namespace. Two columns, so no two pairs share a key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) namespace: Box<str>,
     pub(super) name: LockName,
@@ -424,6 +424,14 @@ impl Store {
         Ok(())
     }
 
+    /// Moves the log into the file, so that the log is written from its beginning again and needs no more room; says
+    /// whether that was possible.
+    pub(super) fn make_room(&self) -> Step<bool> {
+        self.db
+            .query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| Ok(row.get::<_, i64>(0)? == 0))
+            .map_err(Failure::work)
+    }
+
     /// Reads a setting of the connection: for a look at the set-up.
     pub(super) fn pragma(&self, name: &str) -> Step<String> {
         self.db
@@ -441,6 +449,11 @@ impl Store {
             self.in_doubt |= failure.is_in_doubt();
         }
         answer
+    }
+
+    #[cfg(test)]
+    pub(super) fn doubt(&mut self) {
+        self.in_doubt = true;
     }
 
     #[cfg(test)]

@@ -162,7 +162,14 @@ impl Worker {
                     Err(Stop::Refused(late()))
                 } else {
                     be_patient(busy.min(left));
-                    job_there(desk)
+                    match job_there(desk) {
+                        // A full disk must not end leases: what changes a row needs no room once the log starts anew.
+                        Err(Stop::Failed(failure)) if failure.is_full() => match desk.store.make_room() {
+                            Ok(true) => job_there(desk),
+                            Ok(false) | Err(_) => Err(Stop::Failed(failure)),
+                        },
+                        outcome => outcome,
+                    }
                 };
                 let _ = reply.send(outcome);
             }))?;

@@ -1,10 +1,10 @@
 //! The check: every property has its own validator and its own words.
 
-mod belief;
+pub(super) mod belief;
 mod deadline;
 mod honesty;
 mod identity;
-mod index;
+pub(super) mod index;
 mod isolation;
 mod liveness;
 mod loss;

@@ -340,6 +340,10 @@ impl ClientLog {
         &self.name
     }
 
+    pub(super) fn now(&self) -> Moment {
+        self.recorder.now()
+    }
+
     pub(super) fn record(&self, ts: Moment, key: String, op: String, attempt: u32, what: What) {
         let pid = self.recorder.shared.header.pid;
         self.recorder.record(Event { ts, pid, client: self.name.to_string(), key, op, attempt, what });

@@ -39,8 +39,8 @@ pub struct Rules {
     pub loss_notice: Option<Duration>,
     /// Every client of these names is in the history. Default false, as for the history of one application.
     pub closed_world: bool,
-    /// Waiters stand in a queue on the server, so a pending acquire can refuse a try, and an answer may come long
-    /// after its request.
+    /// Waiters may stand in a queue on the server, so a pending acquire can refuse a try, and an answer may come long
+    /// after its request. Default true, which judges more mildly.
     pub queue: bool,
     /// The resource is a counter: each accepted write adds one.
     pub counter: bool,
@@ -63,7 +63,7 @@ impl Default for Rules {
             server_grain: Duration::from_millis(1),
             loss_notice: None,
             closed_world: false,
-            queue: false,
+            queue: true,
             counter: false,
             bounds: Bounds::default(),
             expect: BTreeMap::new(),

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+mod application;
+mod drawing;
 mod metamorphic;
 mod properties;
 mod random;

@@ -12,7 +12,7 @@ use lockcore_conformance::history::{
 use crate::script::{Script, TTL, at, fence, header, ms, owner, stamp};
 
 fn rules() -> Rules {
-    Rules::complete()
+    Rules::complete().with(|r| r.queue = false)
 }
 
 fn bounds(set: impl FnOnce(&mut Bounds)) -> Rules {

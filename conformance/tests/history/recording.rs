@@ -261,6 +261,38 @@ fn a_loss_that_the_event_stream_tells_late_is_found() {
 }
 
 #[test]
+fn an_acquire_that_goes_on_as_a_new_operation_is_two() {
+    let recorder = Recorder::new();
+    let mut log = recorder.stream("orders-7");
+    let lock = LockName::parse("order/42").unwrap();
+    let deadline = Moment::from_nanos(1_330_000_000);
+    for (at, n, kind) in [
+        (1000, 1, EventKind::AcquireStarted { ttl: ms(300), wait: Some(ms(5000)) }),
+        (1001, 1, EventKind::Asked { attempt: 1 }),
+        (1030, 2, EventKind::Asked { attempt: 1 }),
+        (1031, 1, EventKind::Abandoned),
+        (1040, 2, EventKind::Granted { fence: fence(4), deadline, waited: ms(40) }),
+    ] {
+        log.record_parts(Moment::from_nanos(at * 1_000_000), &lock, owner(n), &kind);
+    }
+    // An owner whose beginning was before the recording says nothing that could be judged.
+    log.record_parts(deadline, &lock, owner(3), &EventKind::RenewStarted { fence: fence(2) });
+    let history = recorder.history();
+    let rules = Rules::complete().demand(Demand::Grants(1)).demand(Demand::Unknowns(1));
+    let report = check(&history, &rules);
+    assert!(report.passed(), "{report}");
+    let waits: Vec<_> = history
+        .events
+        .iter()
+        .filter_map(|e| match e.what {
+            What::Invoke { call: Call::Acquire { wait, .. } } => wait,
+            _ => None,
+        })
+        .collect();
+    assert_eq!(waits, [ms(5000), ms(4970)], "the budget is one");
+}
+
+#[test]
 fn a_gap_in_the_event_stream_is_no_pass() {
     let report = check(&stream(life(vec![(1300, EventKind::Missed { count: 9 })])), &Rules::default());
     assert_eq!((report.passed(), report.missed), (false, 9));
@@ -282,7 +314,6 @@ fn a_long_history_is_judged_in_linear_time() {
     let report = check(&history, &Rules::complete());
     let took = start.until(BootClock::read());
     assert!(report.passed(), "{report}");
-    println!("{} events in {took:?}", history.events.len());
     assert!(took < Duration::from_secs(20), "{took:?} for {} events", history.events.len());
 }
 

@@ -130,3 +130,13 @@ fn rules_survive_their_file() {
     assert_eq!(serde_json::from_str::<Rules>(&text).unwrap(), rules);
     assert!(serde_json::from_str::<Rules>(r#"{"drfit": 0.1}"#).is_err(), "a misspelt rule is no rule");
 }
+
+#[test]
+fn the_readme_names_every_property() {
+    let readme = include_str!("../../README.md");
+    for property in lockcore_conformance::history::Property::ALL {
+        let row = format!("| {property} {} | {} |", property.title(), property.sentence());
+        assert!(readme.contains(&row), "the table lacks {row}");
+        assert_eq!(property.id().parse(), Ok(*property));
+    }
+}

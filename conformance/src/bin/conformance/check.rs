@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Args;
-use lockcore_conformance::history::{Expect, History, Outcome, Property, Report, Rules, check};
+use lockcore_conformance::history::{Expect, History, Outcome, Property, Report, Rules, check, timeline};
 
 use crate::WRONG_USE;
 
@@ -32,8 +32,11 @@ pub(crate) struct Check {
     #[arg(long)]
     complete: bool,
     /// The files were recorded through guards: a lost lease must have been reported this soon after its deadline.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = lockcore::text::parse_duration)]
     loss_notice: Option<Duration>,
+    /// How long before their deadlines the guards stop (`stop_margin`).
+    #[arg(long, value_name = "TIME", value_parser = lockcore::text::parse_duration)]
+    stop_margin: Option<Duration>,
     /// Expects a property to be violated (may be repeated).
     #[arg(long, value_name = "PROPERTY")]
     breaks: Vec<Property>,
@@ -43,6 +46,15 @@ pub(crate) struct Check {
     /// Leaves a property out (may be repeated).
     #[arg(long, value_name = "PROPERTY")]
     skip: Vec<Property>,
+    /// Prints a timeline of each name with a finding, or of the names that `--key` gives.
+    #[arg(long, conflicts_with = "json")]
+    text: bool,
+    /// Draws the timeline of one name: the one of `--key`, or the first with a finding, or the first.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Draws this name (may be repeated).
+    #[arg(long, value_name = "NAME")]
+    key: Vec<String>,
     /// Prints the report as JSON.
     #[arg(long)]
     json: bool,
@@ -67,8 +79,33 @@ impl Check {
         let history = History::read(&self.files).map_err(|e| e.to_string())?;
         let rules = self.rules(&history)?;
         let report = check(&history, &rules);
-        self.print(&report).or_else(closed_pipe)?;
+        let keys = self.keys(&history, &report)?;
+        if let Some(path) = &self.svg {
+            let key = keys.first().ok_or("there is no name to draw")?;
+            fs::write(path, timeline::svg(&history, Some(&report), key))
+                .map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+        self.print(&history, &report, &keys).or_else(closed_pipe)?;
         Ok(report.outcome)
+    }
+
+    /// Returns the names to draw: those that were asked for, or else those with a finding, or else the first.
+    fn keys(&self, history: &History, report: &Report) -> Result<Vec<String>, String> {
+        let all = history.keys();
+        if let Some(missing) = self.key.iter().find(|k| !all.contains(&k.as_str())) {
+            return Err(format!("no event is about {missing:?}"));
+        }
+        if !self.key.is_empty() {
+            return Ok(self.key.clone());
+        }
+        let found = report.violations.iter().chain(&report.expected).map(|v| v.key.clone());
+        let mut keys: Vec<String> = found.filter(|k| !k.is_empty()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.is_empty() {
+            keys.extend(all.first().map(|k| (*k).to_owned()));
+        }
+        Ok(keys)
     }
 
     fn rules(&self, history: &History) -> Result<Rules, String> {
@@ -78,6 +115,7 @@ impl Check {
         };
         rules.closed_world |= self.complete;
         rules.loss_notice = self.loss_notice.or(rules.loss_notice);
+        rules.stop_margin = self.stop_margin.unwrap_or(rules.stop_margin);
         let named =
             [(&self.breaks, Expect::Breaks), (&self.may, Expect::May), (&self.skip, Expect::NotJudged)];
         for (properties, expect) in named {
@@ -88,8 +126,13 @@ impl Check {
         Ok(rules)
     }
 
-    fn print(&self, report: &Report) -> io::Result<()> {
+    fn print(&self, history: &History, report: &Report, keys: &[String]) -> io::Result<()> {
         let mut out = io::stdout().lock();
+        if self.text {
+            for key in keys {
+                writeln!(out, "{}", timeline::text(history, Some(report), key))?;
+            }
+        }
         if self.json {
             serde_json::to_writer_pretty(&mut out, report)?;
             writeln!(out)?;
@@ -108,20 +151,4 @@ fn closed_pipe(error: io::Error) -> Result<(), String> {
 fn read_rules(path: &Path) -> Result<Rules, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
-}
-
-/// Reads a span: a number and its unit.
-fn time(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let wrong = || format!("{text:?} is not a time; write 250ms or 1.5s");
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    let scale = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        _ => return Err(wrong()),
-    };
-    Duration::try_from_secs_f64(number * scale).map_err(|_| wrong())
 }

@@ -8,15 +8,15 @@ use crate::history::{Property::S2, check::who};
 
 /// A span in which a holder may use the resource.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Belief {
-    pub(super) from: u64,
+pub(in crate::history) struct Belief {
+    pub(in crate::history) from: u64,
     /// Not included.
-    pub(super) to: u64,
+    pub(in crate::history) to: u64,
 }
 
 /// Returns when a holder believes: from the answer to the first of deadline, release and loss. The deadline moves
 /// only when the answer of a renewal has arrived, so there may be holes.
-pub(super) fn beliefs(index: &Index<'_>, grant: &Grant) -> Vec<Belief> {
+pub(in crate::history) fn beliefs(index: &Index<'_>, grant: &Grant) -> Vec<Belief> {
     let stop = stop(index, grant);
     let mut moves = moves(index, grant);
     moves.retain(|(ts, _)| *ts < stop);
@@ -38,19 +38,19 @@ pub(super) fn beliefs(index: &Index<'_>, grant: &Grant) -> Vec<Belief> {
 }
 
 /// Returns when the holder stopped believing for good.
-pub(super) fn end(index: &Index<'_>, grant: &Grant) -> u64 {
+pub(in crate::history) fn end(index: &Index<'_>, grant: &Grant) -> u64 {
     beliefs(index, grant).last().map_or(grant.ok, |b| b.to)
 }
 
 /// Returns when the holder gave up or was told: a release invoked, a loss, an end on purpose.
-pub(super) fn stop(index: &Index<'_>, grant: &Grant) -> u64 {
+pub(in crate::history) fn stop(index: &Index<'_>, grant: &Grant) -> u64 {
     let releases = grant.releases.iter().map(|&op| index.ops[op].inv);
     let told = grant.losses.iter().chain(&grant.endings).map(|&event| index.ts(event));
     releases.chain(told).min().unwrap_or(u64::MAX)
 }
 
 /// Returns when and to where confirmed renewals moved the deadline, by the time of the answer.
-pub(super) fn moves(index: &Index<'_>, grant: &Grant) -> Vec<(u64, u64)> {
+pub(in crate::history) fn moves(index: &Index<'_>, grant: &Grant) -> Vec<(u64, u64)> {
     let mut moves: Vec<_> = grant
         .renews
         .iter()

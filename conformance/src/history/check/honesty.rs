@@ -174,14 +174,10 @@ pub(super) fn could_hold(court: &Court<'_>, key: usize) -> Vec<(u64, u64)> {
         let mut to = ends.get(&grant.fence).copied().unwrap_or(NEVER);
         for &release in &grant.releases {
             // Over already, or ended now: after the answer this lease holds no more.
-            if let Some(&event) = index.ops[release].done.first()
-                && matches!(
-                    index.events[event].what,
-                    What::Ok { .. } | What::Fail { why: Why::NotHeld | Why::Lost }
-                )
-            {
-                to = to.min(index.ts(event));
-            }
+            let over = index.ops[release].done.iter().find(|&&e| {
+                matches!(index.events[e].what, What::Ok { .. } | What::Fail { why: Why::NotHeld | Why::Lost })
+            });
+            to = over.map_or(to, |&e| to.min(index.ts(e)));
         }
         spans.push((grant.inv, to));
     }

@@ -8,85 +8,85 @@ use crate::history::{Answer, Call, Event, FaultClass, History, Phase, What, wire
 
 /// One logical operation, with all its transmissions and outcomes. Event numbers index [`Index::events`].
 #[derive(Debug)]
-pub(super) struct Op<'h> {
-    pub(super) client: usize,
+pub(in crate::history) struct Op<'h> {
+    pub(in crate::history) client: usize,
     /// What was asked first; `None` for an answer without a question.
-    pub(super) call: Option<&'h Call>,
-    pub(super) invokes: Vec<usize>,
-    pub(super) sents: Vec<usize>,
-    pub(super) done: Vec<usize>,
-    pub(super) cancels: Vec<usize>,
-    pub(super) queued: Option<u64>,
+    pub(in crate::history) call: Option<&'h Call>,
+    pub(in crate::history) invokes: Vec<usize>,
+    pub(in crate::history) sents: Vec<usize>,
+    pub(in crate::history) done: Vec<usize>,
+    pub(in crate::history) cancels: Vec<usize>,
+    pub(in crate::history) queued: Option<u64>,
     /// The first invocation.
-    pub(super) inv: u64,
+    pub(in crate::history) inv: u64,
     /// The last event; the end of time for an operation that is still open.
-    pub(super) last: u64,
+    pub(in crate::history) last: u64,
 }
 
 impl Op<'_> {
-    pub(super) fn is_renew(&self) -> bool {
+    pub(in crate::history) fn is_renew(&self) -> bool {
         matches!(self.call, Some(Call::Renew { .. }))
     }
 
-    pub(super) fn is_acquire(&self) -> bool {
+    pub(in crate::history) fn is_acquire(&self) -> bool {
         matches!(self.call, Some(Call::Acquire { .. }))
     }
 }
 
 /// A grant: the first `ok` of an acquire, and everything about its lease.
 #[derive(Debug)]
-pub(super) struct Grant {
-    pub(super) op: usize,
-    pub(super) fence: i64,
-    pub(super) owner: Option<OwnerDigest>,
-    pub(super) client: usize,
-    pub(super) inv: u64,
-    pub(super) ok: u64,
-    pub(super) ok_event: usize,
-    pub(super) deadline: Option<u64>,
+pub(in crate::history) struct Grant {
+    pub(in crate::history) op: usize,
+    pub(in crate::history) fence: i64,
+    pub(in crate::history) owner: Option<OwnerDigest>,
+    pub(in crate::history) client: usize,
+    pub(in crate::history) inv: u64,
+    pub(in crate::history) ok: u64,
+    pub(in crate::history) ok_event: usize,
+    pub(in crate::history) deadline: Option<u64>,
     /// What the server granted, or else what was asked.
-    pub(super) ttl: u64,
-    pub(super) renews: Vec<usize>,
-    pub(super) releases: Vec<usize>,
-    pub(super) checks: Vec<usize>,
+    pub(in crate::history) ttl: u64,
+    pub(in crate::history) renews: Vec<usize>,
+    pub(in crate::history) releases: Vec<usize>,
+    pub(in crate::history) checks: Vec<usize>,
     /// Losses that were told, without those on purpose.
-    pub(super) losses: Vec<usize>,
+    pub(in crate::history) losses: Vec<usize>,
     /// Endings on purpose that were told.
-    pub(super) endings: Vec<usize>,
+    pub(in crate::history) endings: Vec<usize>,
 }
 
 impl Grant {
-    pub(super) fn is(&self, fence: i64, owner: Option<OwnerDigest>) -> bool {
+    pub(in crate::history) fn is(&self, fence: i64, owner: Option<OwnerDigest>) -> bool {
         self.fence == fence && (owner.is_none() || self.owner.is_none() || self.owner == owner)
     }
 }
 
 /// One name's part of the history.
 #[derive(Debug, Default)]
-pub(super) struct KeyView<'h> {
-    pub(super) name: &'h str,
-    pub(super) ops: Vec<usize>,
+pub(in crate::history) struct KeyView<'h> {
+    pub(in crate::history) name: &'h str,
+    pub(in crate::history) ops: Vec<usize>,
     /// In the order of their `ok`.
-    pub(super) grants: Vec<Grant>,
-    pub(super) resources: Vec<usize>,
-    pub(super) probes: Vec<usize>,
+    pub(in crate::history) grants: Vec<Grant>,
+    pub(in crate::history) resources: Vec<usize>,
+    pub(in crate::history) probes: Vec<usize>,
 }
 
 /// A fault from beginning to end.
 #[derive(Debug)]
-pub(super) struct FaultSpan<'h> {
-    pub(super) name: &'h str,
-    pub(super) target: &'h str,
-    pub(super) key: &'h str,
-    pub(super) class: FaultClass,
-    pub(super) begin: u64,
+pub(in crate::history) struct FaultSpan<'h> {
+    pub(in crate::history) name: &'h str,
+    pub(in crate::history) target: &'h str,
+    pub(in crate::history) key: &'h str,
+    pub(in crate::history) class: FaultClass,
+    pub(in crate::history) begin: u64,
     /// The end of time for a fault that lasts.
-    pub(super) end: u64,
-    pub(super) event: usize,
+    pub(in crate::history) end: u64,
+    pub(in crate::history) event: usize,
 }
 
 impl FaultSpan<'_> {
-    pub(super) fn words(&self) -> String {
+    pub(in crate::history) fn words(&self) -> String {
         match self.target {
             "" => self.name.to_owned(),
             target => format!("{} of {target}", self.name),
@@ -96,37 +96,37 @@ impl FaultSpan<'_> {
 
 /// One client of one process.
 #[derive(Debug)]
-pub(super) struct Client<'h> {
-    pub(super) name: &'h str,
-    pub(super) pid: u32,
-    pub(super) last: u64,
+pub(in crate::history) struct Client<'h> {
+    pub(in crate::history) name: &'h str,
+    pub(in crate::history) pid: u32,
+    pub(in crate::history) last: u64,
     /// When it had closed, and by which event.
-    pub(super) closed: Option<(u64, usize)>,
+    pub(in crate::history) closed: Option<(u64, usize)>,
 }
 
 /// The whole history, sorted.
 #[derive(Debug)]
-pub(super) struct Index<'h> {
-    pub(super) history: &'h History,
-    pub(super) events: &'h [Event],
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) ops: Vec<Op<'h>>,
-    pub(super) op_names: Vec<&'h str>,
-    pub(super) clients: Vec<Client<'h>>,
-    pub(super) keys: Vec<KeyView<'h>>,
-    pub(super) faults: Vec<FaultSpan<'h>>,
-    pub(super) missed: u64,
+pub(in crate::history) struct Index<'h> {
+    pub(in crate::history) history: &'h History,
+    pub(in crate::history) events: &'h [Event],
+    pub(in crate::history) start: u64,
+    pub(in crate::history) end: u64,
+    pub(in crate::history) ops: Vec<Op<'h>>,
+    pub(in crate::history) op_names: Vec<&'h str>,
+    pub(in crate::history) clients: Vec<Client<'h>>,
+    pub(in crate::history) keys: Vec<KeyView<'h>>,
+    pub(in crate::history) faults: Vec<FaultSpan<'h>>,
+    pub(in crate::history) missed: u64,
     /// Begin and end, in the order of their ends.
     stalls: Vec<(u64, u64)>,
     /// When the last fault was over; the end of time while one lasts.
-    pub(super) healed: u64,
+    pub(in crate::history) healed: u64,
 }
 
-pub(super) const NEVER: u64 = u64::MAX;
+pub(in crate::history) const NEVER: u64 = u64::MAX;
 
 impl<'h> Index<'h> {
-    pub(super) fn new(history: &'h History) -> Self {
+    pub(in crate::history) fn new(history: &'h History) -> Self {
         let events = &history.events;
         let mut index = Self {
             history,
@@ -331,12 +331,12 @@ impl<'h> Index<'h> {
     }
 
     /// Returns the answer of an event that grants a lease.
-    pub(super) fn granted(&self, event: usize) -> Option<&'h Answer> {
+    pub(in crate::history) fn granted(&self, event: usize) -> Option<&'h Answer> {
         self.ok(event).filter(|answer| answer.fence.is_some())
     }
 
     /// Returns the answer of an `ok`.
-    pub(super) fn ok(&self, event: usize) -> Option<&'h Answer> {
+    pub(in crate::history) fn ok(&self, event: usize) -> Option<&'h Answer> {
         match &self.events[event].what {
             What::Ok { answer } => Some(answer),
             _ => None,
@@ -344,33 +344,33 @@ impl<'h> Index<'h> {
     }
 
     /// Returns the first `ok` of an operation: when, by which event, with what.
-    pub(super) fn first_ok(&self, op: usize) -> Option<(u64, usize, &'h Answer)> {
+    pub(in crate::history) fn first_ok(&self, op: usize) -> Option<(u64, usize, &'h Answer)> {
         let event = *self.ops[op].done.iter().find(|&&e| self.ok(e).is_some())?;
         Some((self.ts(event), event, self.ok(event)?))
     }
 
-    pub(super) fn ts(&self, event: usize) -> u64 {
+    pub(in crate::history) fn ts(&self, event: usize) -> u64 {
         self.events[event].ts.as_nanos()
     }
 
     /// Writes a moment as people read it: from the start of the history.
-    pub(super) fn at(&self, ts: u64) -> String {
+    pub(in crate::history) fn at(&self, ts: u64) -> String {
         at(self.start, ts)
     }
 
     /// Says whether a process stalled for `least` somewhere between the two.
-    pub(super) fn stalled(&self, from: u64, to: u64, least: u64) -> bool {
+    pub(in crate::history) fn stalled(&self, from: u64, to: u64, least: u64) -> bool {
         let first = self.stalls.partition_point(|s| s.1 < from);
         self.stalls[first..].iter().any(|s| s.0 <= to && s.1 - s.0 > least)
     }
 
     /// Says whether a client could not run between the two: it was paused or killed.
-    pub(super) fn paused(&self, client: usize, from: u64, to: u64) -> bool {
+    pub(in crate::history) fn paused(&self, client: usize, from: u64, to: u64) -> bool {
         self.faults.iter().any(|f| f.begin <= to && f.end >= from && self.hits(f, client))
     }
 
     /// Returns the end of the last pause of a client that began by `by`.
-    pub(super) fn resumed(&self, client: usize, from: u64, by: u64) -> u64 {
+    pub(in crate::history) fn resumed(&self, client: usize, from: u64, by: u64) -> u64 {
         let pauses = self.faults.iter().filter(|f| f.begin <= by && f.end >= from && self.hits(f, client));
         pauses.map(|f| f.end).fold(from, u64::max)
     }
@@ -382,14 +382,14 @@ impl<'h> Index<'h> {
     }
 
     /// Returns a fault under which the store itself may have dropped a live lease of this name by `by`.
-    pub(super) fn store_may_forget(&self, key: &str, by: u64) -> bool {
+    pub(in crate::history) fn store_may_forget(&self, key: &str, by: u64) -> bool {
         self.faults
             .iter()
             .any(|f| f.class.can_end_a_live_lease() && f.begin <= by && (f.key.is_empty() || f.key == key))
     }
 
     /// Says whether any fault had begun by then.
-    pub(super) fn faulty(&self, by: u64) -> bool {
+    pub(in crate::history) fn faulty(&self, by: u64) -> bool {
         self.faults.iter().any(|f| f.begin <= by)
     }
 }
@@ -431,6 +431,6 @@ pub(in crate::history) fn span(ns: u64) -> String {
 }
 
 /// Joins fence and owner, where both are known.
-pub(super) fn stamp_of(answer: &Answer) -> Option<Stamp> {
+pub(in crate::history) fn stamp_of(answer: &Answer) -> Option<Stamp> {
     Some(Stamp::new(answer.fence?, answer.owner?))
 }

@@ -61,15 +61,16 @@ fn sure_end(court: &Court<'_>, grant: &Grant) -> End {
     let expiry = last.0.saturating_add(ttl).saturating_add(nanos(court.rules.lock_delay));
     let mut end = End { at: expiry, event: last.1, released: false };
     for &op in grant.releases.iter().chain(&grant.renews) {
-        let Some(&event) = index.ops[op].done.first() else { continue };
-        let at = index.ts(event);
-        let (over, released) = match &index.events[event].what {
-            What::Ok { answer: Answer { released: Some(now), .. } } => (true, *now),
-            What::Fail { why: Why::Lost | Why::NotHeld } => (true, false),
-            _ => (false, false),
-        };
-        if over && at < end.at {
-            end = End { at, event, released };
+        for &event in &index.ops[op].done {
+            let at = index.ts(event);
+            let (over, released) = match &index.events[event].what {
+                What::Ok { answer: Answer { released: Some(now), .. } } => (true, *now),
+                What::Fail { why: Why::Lost | Why::NotHeld } => (true, false),
+                _ => (false, false),
+            };
+            if over && at < end.at {
+                end = End { at, event, released };
+            }
         }
     }
     end

@@ -106,15 +106,21 @@ fn steps(court: &Court<'_>, key: usize) -> Vec<Step> {
             }
             Some(Call::Release { fence, owner }) => {
                 let owner = owner_of(fence.get(), *owner);
-                let Some(&end) = op.done.first() else { continue };
-                match &index.events[end].what {
-                    What::Ok { answer } if answer.released != Some(false) => {
-                        steps.push(step(fence.get(), owner, Kind::Release, end));
+                // A release that was asked again ended the lease once, whichever request did it.
+                let mut released = false;
+                for &end in &op.done {
+                    match &index.events[end].what {
+                        What::Ok { answer } if answer.released != Some(false) => {
+                            if !released {
+                                steps.push(step(fence.get(), owner, Kind::Release, end));
+                            }
+                            released = true;
+                        }
+                        What::Ok { .. } | What::Fail { why: Why::Lost | Why::NotHeld } => {
+                            steps.push(step(fence.get(), owner, Kind::Over, end));
+                        }
+                        _ => {}
                     }
-                    What::Ok { .. } | What::Fail { why: Why::Lost | Why::NotHeld } => {
-                        steps.push(step(fence.get(), owner, Kind::Over, end));
-                    }
-                    _ => {}
                 }
             }
             _ => {}
@@ -162,7 +168,7 @@ fn accuse(court: &mut Court<'_>, key: usize, low: Step, high: Step) {
         Kind::Renew => (
             S5,
             format!(
-                "{by} renewed fence {f} at {began} and was told it still held, though {other} already had fence {g} \
+                "{by} asked at {began} and was told that fence {f} still holds, though {other} already had fence {g} \
                  at {known}"
             ),
         ),
@@ -212,13 +218,13 @@ fn within(court: &mut Court<'_>, key: usize, tenure: &[Step]) {
             Kind::Renew => {
                 if let Some(end) = release.filter(|end| end.ok < step.inv) {
                     let says = format!(
-                        "{by} renewed fence {f} at {began}, though it had been released by {}",
+                        "{by} asked at {began} and was told that fence {f} still holds, though it had been released by {}",
                         court.index.at(end.ok)
                     );
                     court.violation(S6, key, says, &[end.answered, step.invoked, step.answered]);
                 } else if let Some(end) = over.filter(|end| end.ok < step.inv) {
                     let says = format!(
-                        "{by} renewed fence {f} at {began}, though the store had said at {} that it is over",
+                        "{by} asked at {began} and was told that fence {f} still holds, though the store had said at {} that it is over",
                         court.index.at(end.ok)
                     );
                     court.violation(S6, key, says, &[end.answered, step.invoked, step.answered]);

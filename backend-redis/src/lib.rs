@@ -1,0 +1,37 @@
+//! Locks on one Redis or Valkey server, for [`lockcore`].
+//!
+//! | question | answer |
+//! |---|---|
+//! | stored where | one key a lock with an expiry, beside a key that keeps its highest fence |
+//! | fence from what | `max(previous + 1, floor + 1, the server's clock in microseconds)`, in the same script as the grant |
+//! | waiters wake how | the release is pushed to them; a look at the end of the holder's lease is the net |
+//! | a crash costs what | of the holder: its TTL; of the server: every lock that is not on its disk |
+//! | a clock step costs what | forwards: leases end early; backwards: they end late; fences keep growing |
+//! | who is first | nobody knows: there is no queue |
+//!
+//! For a single server, reached by TCP or a socket file. Replicated masters, Sentinel, Cluster, Redlock and TLS are not
+//! in this version.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod config;
+mod connection;
+#[cfg(feature = "config")]
+mod connector;
+mod error;
+mod operations;
+mod wait;
+mod wire;
+
+pub use backend::RedisBackend;
+pub use config::{Address, RedisConfig};
+#[cfg(feature = "config")]
+pub use connector::Redis;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+#[cfg(test)]
+mod tests;

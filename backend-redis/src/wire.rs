@@ -1,0 +1,737 @@
+//! The atomic steps, one script each: they report what they found and did; they do not decide.
+//!
+//! # Shape
+//! For a lock `order/42` in the namespace `shop`:
+//!
+//! | key | value | ends |
+//! |---|---|---|
+//! | `lockcore:shop:{order/42}:lock` | `owner\|fence\|since\|label`: 32 hex digits, a number, microseconds, text | with the TTL |
+//! | `lockcore:shop:{order/42}:fence` | `fence\|owner`: the highest fence so far, and whose it is | `fence_margin` after it, never while it is ahead of the server's clock |
+//! | `lockcore:shop:{order/42}:gone:<owner>` | `gone` or `broken`: no request of this owner may take the lock any more | when no copy of one can be under way |
+//! | `lockcore:shop:{order/42}:free` | a channel: a message says that the lock was given up | |
+//!
+//! The braces are a hash tag, so all keys of one lock live in one slot. Braces inside the name are written `%7B` and
+//! `%7D`, which the text form of a name cannot contain: different names never share a key.
+//!
+//! # Units
+//! `us` is the server's clock in microseconds since 1970, read inside the script. Numbers are doubles in Lua: exact
+//! below 2^53, and a fence that would reach 2^53 - 1 is refused. What is stored is formatted by `%.0f`, because `..`
+//! would round it.
+//!
+//! # Source
+//! Redis 7.0 manual: EVAL, SET, PEXPIRE, Cluster specification (hash tags).
+
+use std::{sync::OnceLock, time::Duration};
+
+use lockcore::backend::{Call, Error, ErrorKind, Fence, LockName, Moment, Owner, Result};
+use redis::Value;
+
+use crate::connection::Link;
+
+/// No fence reaches this: 2^53 - 1, the last number that a script can count to exactly.
+pub(crate) const FENCE_LIMIT: i64 = (1 << 53) - 1;
+
+/// A script and the digest that the server knows it by.
+pub(crate) struct Script {
+    source: &'static str,
+    digest: OnceLock<String>,
+}
+
+impl Script {
+    const fn new(source: &'static str) -> Self {
+        Self { source, digest: OnceLock::new() }
+    }
+
+    pub(crate) fn source(&self) -> &'static str {
+        self.source
+    }
+
+    pub(crate) fn digest(&self) -> &str {
+        self.digest.get_or_init(|| redis::Script::new(self.source).get_hash().to_owned())
+    }
+}
+
+/// Begins a script with what all of them need.
+///
+/// `read` returns a string, or false where there is nothing, or true where the key holds something else than a string.
+/// `last` returns the highest fence so far (0: none), or nil where the key is not ours. `keep` writes a fence.
+macro_rules! script {
+    ($body:literal) => {
+        Script::new(concat!(
+            r"
+local t = redis.call('TIME')
+local us = t[1] * 1000000 + t[2]
+local function exact(n)
+  return string.format('%.0f', n)
+end
+local function read(key)
+  local v = redis.pcall('GET', key)
+  if type(v) ~= 'table' then return v end
+  if string.find(v.err, 'WRONGTYPE', 1, true) then return true end
+  return redis.call('GET', key)
+end
+local function last(key)
+  local v = read(key)
+  if not v then return 0 end
+  if v == true then return nil end
+  return tonumber((string.match(v, '^(%d+)|%x*$')))
+end
+local function keep(key, fence, owner, margin)
+  local v = exact(fence) .. '|' .. owner
+  if fence > us then
+    redis.call('SET', key, v)
+  else
+    redis.call('SET', key, v, 'PXAT', exact(math.floor(us / 1000) + margin))
+  end
+end
+local function mine(v, own)
+  return v and v ~= true and string.sub(v, 1, #own) == own
+end
+",
+            $body
+        ))
+    };
+}
+
+// The fence is written before the lock: should the second write fail, a number is lost, not a promise. PERSIST on a key
+// that was just seen absent does nothing, but a replica refuses it: also who has the lock is told by a master only. It
+// does not stand before the grant, because a server that is out of memory refuses a script at its first write only.
+static ACQUIRE: Script = script!(
+    r"
+local owner, ttl, floor, not_after, margin, label = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+if us > tonumber(not_after) then return {'late', us} end
+if redis.call('EXISTS', KEYS[3]) == 1 then return {'over', us} end
+local v = read(KEYS[1])
+if v then
+  redis.call('PERSIST', KEYS[3])
+  local left = redis.call('PTTL', KEYS[1])
+  if v == true then return {'held', us, left, false} end
+  local holder, fence = string.match(v, '^(%x+)|(%d+)|%d+|')
+  if holder == owner then return {'ok', us, tonumber(fence), left} end
+  return {'held', us, left, v}
+end
+local high = last(KEYS[2])
+if not high then return {'alien', us} end
+local fence = math.max(high + 1, tonumber(floor) + 1, us)
+if fence >= 9007199254740991 then return {'full', us} end
+keep(KEYS[2], fence, owner, tonumber(margin))
+redis.call('SET', KEYS[1], owner .. '|' .. exact(fence) .. '|' .. exact(us) .. '|' .. label, 'PX', ttl)
+return {'ok', us, fence, tonumber(ttl)}
+"
+);
+
+// Never creates and never shortens. It always writes, so that no replica can say that a lease was renewed.
+static RENEW: Script = script!(
+    r"
+local own, ttl = ARGV[1], tonumber(ARGV[2])
+local v = read(KEYS[1])
+if mine(v, own) then
+  local left = redis.call('PTTL', KEYS[1])
+  if left < 0 then return {'ok', us, ttl} end
+  if left < ttl then left = ttl end
+  redis.call('PEXPIRE', KEYS[1], exact(left))
+  return {'ok', us, left}
+end
+if read(KEYS[2]) == 'broken' then return {'broken', us} end
+if v then return {'taken', us} end
+return {'none', us}
+"
+);
+
+// PUBLISH by pcall: a user who may not use the channel still ends leases, and waiters find out by looking.
+static RELEASE: Script = script!(
+    r"
+local own, not_after, channel = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local ended = 0
+if mine(read(KEYS[1]), own) then
+  redis.call('DEL', KEYS[1])
+  redis.pcall('PUBLISH', channel, '')
+  ended = 1
+end
+if not_after >= us then redis.call('SET', KEYS[2], 'gone', 'PXAT', exact(math.floor(not_after / 1000) + 1)) end
+return {'ok', us, ended}
+"
+);
+
+// The mark stays until no copy of the acquire can run: by the clock that copies are checked against, and for the time
+// that a copy sent just now could have been given.
+static CANCEL: Script = script!(
+    r"
+local owner, adopt, not_after, ttl, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local v = read(KEYS[1])
+if v and v ~= true then
+  local holder, fence = string.match(v, '^(%x+)|(%d+)|%d+|')
+  if holder == owner then
+    if adopt == '1' then return {'ok', us, tonumber(fence), redis.call('PTTL', KEYS[1])} end
+    redis.call('DEL', KEYS[1])
+    redis.pcall('PUBLISH', channel, '')
+  end
+end
+local till = math.max(not_after, us + ttl * 1000)
+redis.call('SET', KEYS[2], 'gone', 'PXAT', exact(math.floor(till / 1000) + 1))
+return {'gone', us}
+"
+);
+
+static RAISE: Script = script!(
+    r"
+local own, fence, floor, margin = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local v = read(KEYS[1])
+if not mine(v, own) then
+  if read(KEYS[3]) == 'broken' then return {'broken', us} end
+  if v then return {'taken', us} end
+  return {'none', us}
+end
+local high = last(KEYS[2])
+if not high then return {'alien', us} end
+if floor >= 9007199254740990 then return {'full', us} end
+keep(KEYS[2], math.max(high, fence, floor), string.match(own, '^%x+'), margin)
+return {'ok', us}
+"
+);
+
+static RAISE_FENCE: Script = script!(
+    r"
+local floor, margin = tonumber(ARGV[1]), tonumber(ARGV[2])
+local high = last(KEYS[1])
+if not high then return {'alien', us} end
+if floor >= 9007199254740990 then return {'full', us} end
+if floor > high then keep(KEYS[1], floor, '', margin) else redis.call('PERSIST', KEYS[2]) end
+return {'ok', us, math.max(high, floor)}
+"
+);
+
+// A break is a grant to nobody. It takes the lock only from the holder that was seen (an empty `own`: from nobody), and
+// leaves that holder a mark, which tells it why, and stops copies of its acquire.
+static BREAK: Script = script!(
+    r"
+local own, margin, channel = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local v = read(KEYS[1])
+if own == '' then
+  if v then return {'changed', us} end
+elseif not mine(v, own) then
+  return {'changed', us}
+end
+local high = last(KEYS[2])
+if not high then return {'alien', us} end
+local fence = math.max(high + 1, us)
+if fence >= 9007199254740991 then return {'full', us} end
+keep(KEYS[2], fence, '', margin)
+if own ~= '' then
+  local left = redis.call('PTTL', KEYS[1])
+  if left < 0 then left = 86400000 end
+  redis.call('SET', KEYS[3], 'broken', 'PX', exact(left + 1000))
+  redis.call('DEL', KEYS[1])
+  redis.pcall('PUBLISH', channel, '')
+end
+return {'ok', us, fence}
+"
+);
+
+static INSPECT: Script = script!(
+    r"
+local v = read(KEYS[1])
+local high = last(KEYS[2])
+if not high then high = -1 end
+if v == true then return {'alien', us, redis.call('PTTL', KEYS[1]), false, high} end
+if not v then return {'none', us, -2, false, high} end
+return {'ok', us, redis.call('PTTL', KEYS[1]), v, high}
+"
+);
+
+/// The keys of one lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    base: String,
+    pub(crate) lock: String,
+    pub(crate) fence: String,
+    pub(crate) channel: String,
+}
+
+impl Keys {
+    pub(crate) fn new(namespace: &str, name: &LockName) -> Self {
+        let name = name.as_str();
+        // Nearly no name has braces, and a copy costs more than the look.
+        let base = match name.contains(['{', '}']) {
+            false => format!("lockcore:{namespace}:{{{name}}}:"),
+            true => {
+                format!("lockcore:{namespace}:{{{}}}:", name.replace('{', "%7B").replace('}', "%7D"))
+            }
+        };
+        Self {
+            lock: format!("{base}lock"),
+            fence: format!("{base}fence"),
+            channel: format!("{base}free"),
+            base,
+        }
+    }
+
+    fn gone(&self, owner: &str) -> String {
+        format!("{}gone:{owner}", self.base)
+    }
+
+    /// Matches the lock and fence keys of a namespace, and no mark. A namespace has no character that means something
+    /// in a pattern.
+    pub(crate) fn pattern(namespace: &str) -> String {
+        format!("lockcore:{namespace}:{{*}}:[lf]*")
+    }
+
+    /// Matches the fence keys of a namespace.
+    pub(crate) fn fences(namespace: &str) -> String {
+        format!("lockcore:{namespace}:{{*}}:fence")
+    }
+
+    /// Reads the name back from a lock or fence key.
+    pub(crate) fn name(namespace: &str, key: &[u8]) -> Option<LockName> {
+        let key = std::str::from_utf8(key).ok()?;
+        let rest = key.strip_prefix("lockcore:")?.strip_prefix(namespace)?.strip_prefix(":{")?;
+        let name = rest.strip_suffix("}:lock").or_else(|| rest.strip_suffix("}:fence"))?;
+        // A brace inside means that the key is somebody else's.
+        if name.contains(['{', '}']) {
+            return None;
+        }
+        LockName::parse(&name.replace("%7B", "{").replace("%7D", "}")).ok()
+    }
+}
+
+/// What the lock's value says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) owner: Owner,
+    pub(crate) fence: Fence,
+    /// When it was granted, by the server's clock in microseconds.
+    pub(crate) since: u64,
+    pub(crate) label: Option<String>,
+}
+
+impl Record {
+    fn read(value: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(value).ok()?;
+        let mut parts = text.splitn(4, '|');
+        let owner = unhex(parts.next()?)?;
+        let fence = Fence::new(parts.next()?.parse().ok()?).ok()?;
+        let since = parts.next()?.parse().ok()?;
+        let label = parts.next()?;
+        let label = (!label.is_empty()).then(|| label.to_owned());
+        Some(Self { owner, fence, since, label })
+    }
+
+    /// Returns the beginning of the value, which no other grant has.
+    pub(crate) fn own(&self) -> String {
+        own(&self.owner, self.fence)
+    }
+}
+
+fn own(owner: &Owner, fence: Fence) -> String {
+    format!("{}|{fence}|", hex(owner))
+}
+
+pub(crate) fn hex(owner: &Owner) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(32);
+    for byte in owner.expose() {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}
+
+fn unhex(text: &str) -> Option<Owner> {
+    let mut bytes = [0; 16];
+    if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(Owner::from_bytes(bytes))
+}
+
+/// The answer of a script: a word, the server's time, and what the word brings along.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    word: Vec<u8>,
+    /// The server's clock, in microseconds.
+    pub(crate) us: u64,
+    rest: Vec<Value>,
+}
+
+impl Answer {
+    pub(crate) fn read(value: Value) -> Result<Self> {
+        let Value::Array(parts) = value else { return Err(unreadable()) };
+        let mut parts = parts.into_iter();
+        match (parts.next(), parts.next()) {
+            (Some(Value::BulkString(word)), Some(Value::Int(us))) => {
+                let us = u64::try_from(us).map_err(|_| unreadable())?;
+                Ok(Self { word, us, rest: parts.collect() })
+            }
+            _ => Err(unreadable()),
+        }
+    }
+
+    fn int(&self, at: usize) -> Result<i64> {
+        match self.rest.get(at) {
+            Some(Value::Int(n)) => Ok(*n),
+            _ => Err(unreadable()),
+        }
+    }
+
+    fn fence(&self, at: usize) -> Result<Fence> {
+        Fence::new(self.int(at)?)
+    }
+
+    /// What PTTL said: nothing is left of a key that does not end.
+    fn left(&self, at: usize) -> Result<Duration> {
+        Ok(u64::try_from(self.int(at)?).map_or(Duration::MAX, Duration::from_millis))
+    }
+
+    fn record(&self, at: usize) -> Option<Record> {
+        match self.rest.get(at) {
+            Some(Value::BulkString(value)) => Record::read(value),
+            _ => None,
+        }
+    }
+}
+
+/// It was done, or not: the answer is no help.
+fn unreadable() -> Error {
+    Error::new(ErrorKind::Unknown, "the server's answer is not one of ours")
+}
+
+fn alien() -> Error {
+    Error::new(
+        ErrorKind::Misconfigured,
+        "the fence key of this lock holds something that is not ours; find out whose it is and remove it, or use another \
+         namespace",
+    )
+}
+
+fn full() -> Error {
+    Error::new(
+        ErrorKind::Invalid,
+        "the fence would reach 2^53 - 1, the largest number that the server counts exactly",
+    )
+}
+
+/// What an acquire found.
+#[derive(Debug)]
+pub(crate) enum Acquired {
+    /// It is ours, since now or since an earlier copy of the request.
+    Ours { fence: Fence, left: Duration },
+    /// Somebody else has it; no record where what is there is not ours.
+    Held { record: Option<Record>, left: Duration, us: u64 },
+    /// The request came after its time.
+    Late,
+    /// The acquisition was given up, or broken, before the request came.
+    Over,
+}
+
+/// The changing part of an acquire.
+pub(crate) struct Ask<'a> {
+    pub(crate) owner: &'a Owner,
+    pub(crate) ttl: Duration,
+    pub(crate) floor: Option<Fence>,
+    pub(crate) not_after: u64,
+    pub(crate) margin: Duration,
+    pub(crate) label: Option<&'a str>,
+}
+
+pub(crate) async fn acquire(
+    link: &Link,
+    call: &Call,
+    keys: &Keys,
+    ask: &Ask<'_>,
+) -> Result<(Moment, Acquired)> {
+    let owner = hex(ask.owner);
+    let gone = keys.gone(&owner);
+    let floor = ask.floor.map_or(0, Fence::get);
+    let args: [&[u8]; 6] = [
+        owner.as_bytes(),
+        &decimal(millis(ask.ttl)),
+        &decimal(floor.unsigned_abs()),
+        &decimal(ask.not_after),
+        &decimal(millis(ask.margin)),
+        ask.label.unwrap_or_default().as_bytes(),
+    ];
+    let (sent, answer) = link.run(call, &ACQUIRE, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    let acquired = match &*answer.word {
+        b"ok" => Acquired::Ours { fence: answer.fence(0)?, left: answer.left(1)? },
+        b"held" => Acquired::Held { left: answer.left(0)?, record: answer.record(1), us: answer.us },
+        b"late" => Acquired::Late,
+        b"over" => Acquired::Over,
+        b"alien" => return Err(alien()),
+        b"full" => return Err(full()),
+        _ => return Err(unreadable()),
+    };
+    Ok((sent, acquired))
+}
+
+/// Whether a holding is on record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing<T> {
+    /// It is.
+    Ours(T),
+    /// Somebody else's is.
+    Taken,
+    /// None is.
+    None,
+    /// It was broken.
+    Broken,
+}
+
+impl<T> Standing<T> {
+    fn read(answer: &Answer, ours: impl FnOnce() -> Result<T>) -> Result<Self> {
+        match &*answer.word {
+            b"ok" => ours().map(Self::Ours),
+            b"taken" => Ok(Self::Taken),
+            b"none" => Ok(Self::None),
+            b"broken" => Ok(Self::Broken),
+            b"alien" => Err(alien()),
+            b"full" => Err(full()),
+            _ => Err(unreadable()),
+        }
+    }
+}
+
+/// Keys and arguments of a renewal, for one alone and for many in a row.
+pub(crate) struct Renewal {
+    keys: [String; 2],
+    args: [Vec<u8>; 2],
+}
+
+impl Renewal {
+    pub(crate) fn new(keys: Keys, owner: &Owner, fence: Fence, ttl: Duration) -> Self {
+        let gone = keys.gone(&hex(owner));
+        Self { keys: [keys.lock, gone], args: [own(owner, fence).into_bytes(), decimal(millis(ttl))] }
+    }
+
+    pub(crate) fn script() -> &'static Script {
+        &RENEW
+    }
+
+    pub(crate) fn into_request(self) -> (Vec<String>, Vec<Vec<u8>>) {
+        (self.keys.into(), self.args.into())
+    }
+
+    pub(crate) fn read(answer: &Answer) -> Result<Standing<Duration>> {
+        Standing::read(answer, || answer.left(0))
+    }
+}
+
+pub(crate) async fn renew(
+    link: &Link,
+    call: &Call,
+    renewal: &Renewal,
+) -> Result<(Moment, Standing<Duration>)> {
+    let [lock, gone] = &renewal.keys;
+    let [own, ttl] = &renewal.args;
+    let (sent, answer) = link.run(call, &RENEW, &[lock, gone], &[own, ttl]).await?;
+    Ok((sent, Renewal::read(&answer)?))
+}
+
+/// Ends a holding; says whether it was on record. `not_after` is for an acquisition that had an unanswered request.
+pub(crate) async fn release(
+    link: &Link,
+    call: &Call,
+    keys: &Keys,
+    owner: &Owner,
+    fence: Fence,
+    not_after: Option<u64>,
+) -> Result<bool> {
+    let gone = keys.gone(&hex(owner));
+    let own = own(owner, fence);
+    let not_after = decimal(not_after.unwrap_or(0));
+    let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
+    let (_, answer) = link.run(call, &RELEASE, &[&keys.lock, &gone], &args).await?;
+    Ok(answer.int(0)? == 1)
+}
+
+/// Ends an acquisition for good, or adopts what it was granted.
+pub(crate) async fn cancel(
+    link: &Link,
+    call: &Call,
+    keys: &Keys,
+    owner: &Owner,
+    adopt: bool,
+    not_after: Option<u64>,
+    ttl: Duration,
+) -> Result<(Moment, Option<(Fence, Duration)>)> {
+    let hex = hex(owner);
+    let gone = keys.gone(&hex);
+    let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
+    let args: [&[u8]; 5] =
+        [hex.as_bytes(), if adopt { b"1" } else { b"0" }, &not_after, &ttl, keys.channel.as_bytes()];
+    let (sent, answer) = link.run(call, &CANCEL, &[&keys.lock, &gone], &args).await?;
+    match &*answer.word {
+        b"ok" => Ok((sent, Some((answer.fence(0)?, answer.left(1)?)))),
+        b"gone" => Ok((sent, None)),
+        _ => Err(unreadable()),
+    }
+}
+
+pub(crate) async fn raise(
+    link: &Link,
+    call: &Call,
+    keys: &Keys,
+    owner: &Owner,
+    fence: Fence,
+    floor: Fence,
+    margin: Duration,
+) -> Result<Standing<()>> {
+    let gone = keys.gone(&hex(owner));
+    let own = own(owner, fence);
+    let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
+    let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+    let (_, answer) = link.run(call, &RAISE, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    Standing::read(&answer, || Ok(()))
+}
+
+pub(crate) async fn raise_fence(
+    link: &Link,
+    call: &Call,
+    keys: &Keys,
+    floor: Fence,
+    margin: Duration,
+) -> Result<Fence> {
+    let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
+    let nobody = keys.gone("");
+    let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
+    let (_, answer) = link.run(call, &RAISE_FENCE, &[&keys.fence, &nobody], &args).await?;
+    match &*answer.word {
+        b"ok" => answer.fence(0),
+        b"alien" => Err(alien()),
+        b"full" => Err(full()),
+        _ => Err(unreadable()),
+    }
+}
+
+/// Takes the lock from the holder that was seen, or raises the fence of a free one. `None`: it is not as it was seen.
+pub(crate) async fn break_lock(
+    link: &Link,
+    call: &Call,
+    keys: &Keys,
+    seen: Option<&Record>,
+    margin: Duration,
+) -> Result<Option<Fence>> {
+    let own = seen.map(Record::own).unwrap_or_default();
+    let gone = keys.gone(&seen.map(|record| hex(&record.owner)).unwrap_or_default());
+    let margin = decimal(millis(margin));
+    let args: [&[u8]; 3] = [own.as_bytes(), &margin, keys.channel.as_bytes()];
+    let (_, answer) = link.run(call, &BREAK, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    match &*answer.word {
+        b"ok" => answer.fence(0).map(Some),
+        b"changed" => Ok(None),
+        b"alien" => Err(alien()),
+        b"full" => Err(full()),
+        _ => Err(unreadable()),
+    }
+}
+
+/// One lock, seen from outside.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// Something is there, ours or not.
+    pub(crate) held: bool,
+    pub(crate) record: Option<Record>,
+    pub(crate) left: Duration,
+    pub(crate) last_fence: Option<Fence>,
+    pub(crate) us: u64,
+}
+
+pub(crate) async fn inspect(link: &Link, call: &Call, keys: &Keys) -> Result<Seen> {
+    let (_, answer) = link.run(call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
+    Ok(Seen {
+        held: answer.word != b"none",
+        record: answer.record(1),
+        left: answer.left(0)?,
+        last_fence: match answer.int(2)? {
+            0 => None,
+            n if n < 0 => return Err(alien()),
+            n => Some(Fence::new(n)?),
+        },
+        us: answer.us,
+    })
+}
+
+/// Rounds up to the millisecond: a TTL below one must not become zero.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+fn decimal(n: u64) -> Vec<u8> {
+    n.to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(segments: &[&str]) -> LockName {
+        LockName::from_segments(segments).unwrap()
+    }
+
+    /// The hash tag as the Cluster specification has it.
+    fn tag(key: &str) -> &str {
+        let Some(open) = key.find('{') else { return key };
+        match key[open + 1..].find('}') {
+            Some(0) | None => key,
+            Some(len) => &key[open + 1..open + 1 + len],
+        }
+    }
+
+    #[test]
+    fn keys_are_bijective_and_share_one_hash_tag() {
+        let names = [
+            name(&["a"]),
+            name(&["}"]),
+            name(&["{"]),
+            name(&["{}"]),
+            name(&["}x{"]),
+            name(&["%7B"]),
+            name(&["%"]),
+            name(&["a", "b"]),
+            name(&["a/b"]),
+            name(&["a:lock"]),
+            name(&["é🔒"]),
+            name(&["*?[x]\\"]),
+        ];
+        let mut seen = std::collections::HashSet::new();
+        for namespace in ["", "shop", "shop.2"] {
+            for name in &names {
+                let keys = Keys::new(namespace, name);
+                let gone = keys.gone(&hex(&Owner::random()));
+                for key in [&keys.lock, &keys.fence, &keys.channel, &gone] {
+                    assert_eq!(tag(key), tag(&keys.lock), "{key}");
+                    assert_ne!(tag(key), key, "{key} has no hash tag");
+                    assert!(seen.insert(key.clone()), "two locks share {key}");
+                }
+                for key in [&keys.lock, &keys.fence] {
+                    assert_eq!(Keys::name(namespace, key.as_bytes()).as_ref(), Some(name), "{key}");
+                }
+                assert_eq!(Keys::name(namespace, gone.as_bytes()), None);
+                assert_eq!(Keys::name("other", keys.lock.as_bytes()), None);
+            }
+        }
+    }
+
+    #[test]
+    fn records_are_read_and_what_is_not_ours_is_not() {
+        let owner = Owner::random();
+        let value = format!("{}|42|1700000000000000|web|3", hex(&owner));
+        let record = Record::read(value.as_bytes()).unwrap();
+        assert_eq!((record.owner, record.fence.get(), record.since), (owner, 42, 1_700_000_000_000_000));
+        assert_eq!(record.label.as_deref(), Some("web|3"));
+        assert!(value.starts_with(&record.own()));
+        for foreign in ["", "x", "1", &hex(&owner), &format!("{}|0|1|", hex(&owner)), "zz|1|1|", "|||"] {
+            assert_eq!(Record::read(foreign.as_bytes()), None, "{foreign}");
+        }
+        assert_eq!(Record::read(&[0xff, 0xfe]), None);
+    }
+
+    #[test]
+    fn a_ttl_below_a_millisecond_does_not_become_zero() {
+        assert_eq!(millis(Duration::from_nanos(1)), 1);
+        assert_eq!(millis(Duration::from_millis(20)), 20);
+        assert_eq!(millis(Duration::from_micros(20_001)), 21);
+    }
+}
