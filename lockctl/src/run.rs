@@ -44,13 +44,11 @@ pub(crate) async fn main(
         Ok(code) => (*code, None),
         Err(failure) => (failure.code, Some(failure.sentence.as_str())),
     };
-    if let Some(path) = &options.status_file {
-        report.write(path, code, sentence).map_err(|error| {
-            Failure::usage(format!(
-                "cannot write the status file {}: {error}; the outcome was {code}",
-                path.display()
-            ))
-        })?;
+    if let Some(path) = &options.status_file
+        && let Err(error) = report.write(path, code, sentence)
+    {
+        // The code keeps its meaning: whoever reads it knows what became of the command.
+        voice.failure(format_args!("cannot write the status file {}: {error}", path.display()));
     }
     outcome
 }

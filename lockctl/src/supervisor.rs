@@ -20,7 +20,6 @@ use lockcore::{
 };
 use rustix::{
     io::Errno,
-    pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, WaitOptions},
 };
 use tokio::sync::watch;
@@ -132,8 +131,9 @@ impl LossPipe {
     /// # Errors
     /// No descriptor is left.
     pub(crate) fn new() -> io::Result<Self> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        Ok(Self { reader, writer })
+        // Both ends are closed on exec; the start opens the reading end again for the command alone.
+        let (reader, writer) = io::pipe()?;
+        Ok(Self { reader: reader.into(), writer: writer.into() })
     }
 }
 
@@ -184,11 +184,12 @@ pub(crate) async fn supervise(
         let now = BootClock::read();
         let hold_now = *hold.borrow_and_update();
         if hold_now != seen {
-            if hold_now.deadline != seen.deadline && course.over().is_none() {
-                if let Err(error) = state.write(hold_now.deadline, course.stop_at(&hold_now)) {
-                    // The file then shows an earlier deadline: `check` errs on the safe side.
-                    voice.detail(format_args!("cannot write {}: {error}", state.path().display()));
-                }
+            if hold_now.deadline != seen.deadline
+                && course.over().is_none()
+                && let Err(error) = state.write(hold_now.deadline, course.stop_at(&hold_now))
+            {
+                // The file then shows an earlier deadline: `check` errs on the safe side.
+                voice.detail(format_args!("cannot write {}: {error}", state.path().display()));
             }
             if hold_now.standing == Standing::Uncertain && seen.standing == Standing::Held {
                 voice.uncertain(now.until(hold_now.deadline));

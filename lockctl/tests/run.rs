@@ -422,6 +422,9 @@ fn the_status_file_tells_a_code_of_the_command_from_ours() {
     assert!(busy["command"].is_null());
     stage.go();
     holder.end().is_silent(0);
+
+    let nowhere = stage.run(&["--status-file", "no/such/directory"], "exit 3").end();
+    nowhere.says(3, "cannot write the status file");
 }
 
 #[test]
