@@ -156,19 +156,19 @@ pub struct StoreArgs {
 /// The numbers of a run.
 #[derive(Clone, Debug, Args)]
 pub struct NumberArgs {
-    /// How long to wait for the lock: 0, a duration like 90s, or forever [default: 0]
+    /// How long to wait for the lock: 0, a duration like 90s, or forever (default: 0)
     #[arg(short, long, value_name = "D", env = "LOCKCTL_WAIT", hide_env_values = true, value_parser = duration::parse_wait)]
     pub wait: Option<Wait>,
-    /// How long the lease lives without a renewal [default: 30s]
+    /// How long the lease lives without a renewal (default: 30s)
     #[arg(long, value_name = "D", env = "LOCKCTL_TTL", hide_env_values = true, value_parser = duration::parse)]
     pub ttl: Option<Duration>,
     /// Stops the command after this
     #[arg(long, value_name = "D", env = "LOCKCTL_MAX_HOLD", hide_env_values = true, value_parser = duration::parse)]
     pub max_hold: Option<Duration>,
-    /// Time between TERM and KILL, taken off the end of the lease [default: a quarter of the TTL, at most 10s]
+    /// Time between TERM and KILL, taken off the end of the lease (default: a quarter of the TTL, at most 10s)
     #[arg(long, value_name = "D", env = "LOCKCTL_KILL_AFTER", hide_env_values = true, value_parser = duration::parse)]
     pub kill_after: Option<Duration>,
-    /// Nobody gets the lock for this long after an unclean end [default: 0]
+    /// Nobody gets the lock for this long after an unclean end (default: 0)
     #[arg(long, value_name = "D", env = "LOCKCTL_LOCK_DELAY", hide_env_values = true, value_parser = duration::parse)]
     pub lock_delay: Option<Duration>,
 }
@@ -184,10 +184,10 @@ pub struct Run {
     /// How long, for everything.
     #[command(flatten)]
     pub numbers: NumberArgs,
-    /// Exit code when someone else has the lock [default: 111, or 112 after waiting]
+    /// Exit code when someone else has the lock (default: 111, or 112 after waiting)
     #[arg(short = 'E', long, value_name = "N")]
     pub busy_exit_code: Option<u8>,
-    /// What others read about this holder [default: user@host:pid]
+    /// What others read about this holder (default: user@host:pid)
     #[arg(long, value_name = "TEXT", env = "LOCKCTL_LABEL", hide_env_values = true)]
     pub label: Option<String>,
     /// Demands a fence above N
@@ -207,7 +207,7 @@ pub struct Run {
 /// Options of `check`.
 #[derive(Debug, Args)]
 pub struct Check {
-    /// How long the lock must still be held [default: 0]
+    /// How long the lock must still be held (default: 0)
     #[arg(long = "for", value_name = "D", value_parser = duration::parse)]
     pub need: Option<Duration>,
 }
@@ -284,7 +284,7 @@ pub struct Config {
 pub enum ConfigCommand {
     /// Names every problem of a configuration file, with line and path
     Check {
-        /// File to check [default: the one that would be used]
+        /// File to check (default: the one that would be used)
         #[arg(value_hint = ValueHint::FilePath)]
         file: Option<PathBuf>,
         /// Which store.

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use crate::supervisor::{Signals, supervise};
+use crate::supervisor::{LossPipe, Signals, supervise};
 pub use crate::{
     state_file::StateFile,
     supervisor::{End, Ended, Hold, Job, NotStarted, Standing},
@@ -19,6 +19,7 @@ pub fn run(
     state: StateFile,
     lease: impl AsyncFnOnce(watch::Sender<Hold>),
 ) -> Result<Ended, NotStarted> {
+    let loss = LossPipe::new().map_err(NotStarted::Own)?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(NotStarted::Own)?;
     runtime.block_on(async {
@@ -30,7 +31,7 @@ pub fn run(
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            ended = supervise(job, hold, &mut signals, state, &voice) => ended,
+            ended = supervise(job, hold, &mut signals, loss, state, &voice) => ended,
             () = beside => unreachable!("it never ends"),
         }
     })

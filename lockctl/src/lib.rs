@@ -64,7 +64,10 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: &Command, written: Written, voice: &Voice) -> Result<u8, Failure> {
     match command {
-        Command::Run(options) => block_on(run::main(options, written, voice)),
+        Command::Run(options) => {
+            let loss = supervisor::LossPipe::new()?;
+            block_on(run::main(options, loss, written, voice))
+        }
         Command::Check(options) => check::main(options, voice),
         Command::Inspect(options) => block_on(inspect::main(options, written, voice)),
         Command::List(options) => block_on(list::main(options, written, voice)),

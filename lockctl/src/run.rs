@@ -24,7 +24,7 @@ use crate::{
     numbers::Numbers,
     state_file::{self, StateFile},
     store::{self, Store, Surroundings, Written},
-    supervisor::{End, Ended, Hold, Job, NotStarted, Signals, Standing, margin, supervise},
+    supervisor::{End, Ended, Hold, Job, LossPipe, NotStarted, Signals, Standing, margin, supervise},
     voice::{Voice, millis},
 };
 
@@ -32,25 +32,34 @@ use crate::{
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Runs the command, and writes the status file.
-pub(crate) async fn main(options: &Run, written: Written, voice: &Voice) -> Result<u8, Failure> {
+pub(crate) async fn main(
+    options: &Run,
+    loss: LossPipe,
+    written: Written,
+    voice: &Voice,
+) -> Result<u8, Failure> {
     let mut report = Report::default();
-    let outcome = Box::pin(run(options, written, voice, &mut report)).await;
+    let outcome = Box::pin(run(options, loss, written, voice, &mut report)).await;
     let (code, sentence) = match &outcome {
         Ok(code) => (*code, None),
         Err(failure) => (failure.code, Some(failure.sentence.as_str())),
     };
-    if let Some(path) = &options.status_file {
-        report.write(path, code, sentence).map_err(|error| {
-            Failure::usage(format!(
-                "cannot write the status file {}: {error}; the outcome was {code}",
-                path.display()
-            ))
-        })?;
+    if let Some(path) = &options.status_file
+        && let Err(error) = report.write(path, code, sentence)
+    {
+        // The code keeps its meaning: whoever reads it knows what became of the command.
+        voice.failure(format_args!("cannot write the status file {}: {error}", path.display()));
     }
     outcome
 }
 
-async fn run(options: &Run, written: Written, voice: &Voice, report: &mut Report) -> Result<u8, Failure> {
+async fn run(
+    options: &Run,
+    loss: LossPipe,
+    written: Written,
+    voice: &Voice,
+    report: &mut Report,
+) -> Result<u8, Failure> {
     let name = store::name(&options.name)?;
     report.name = Some(name.clone());
     let store = store::choose(&options.store, written, &Surroundings::of_this_process())?;
@@ -123,7 +132,7 @@ async fn run(options: &Run, written: Written, voice: &Voice, report: &mut Report
     let outcome = match StateFile::new(&directory, &name, stamp) {
         Err(error) => Err(NotStarted::Own(error)),
         Ok(state) => tokio::select! {
-            outcome = supervise(&job, hold, &mut signals, state, voice) => outcome,
+            outcome = supervise(&job, hold, &mut signals, loss, state, voice) => outcome,
             () = follow(&watch, &mut events, &sender, voice) => unreachable!("it never ends"),
         },
     };

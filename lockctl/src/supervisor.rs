@@ -20,7 +20,6 @@ use lockcore::{
 };
 use rustix::{
     io::Errno,
-    pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, WaitOptions},
 };
 use tokio::sync::watch;
@@ -116,6 +115,28 @@ impl fmt::Display for NotStarted {
     }
 }
 
+/// The pipe that tells the command of the loss.
+///
+/// Make it before anything else is opened: its reading end keeps its number in the command, and shells like dash can name
+/// no descriptor above 9.
+#[derive(Debug)]
+pub(crate) struct LossPipe {
+    reader: OwnedFd,
+    writer: OwnedFd,
+}
+
+impl LossPipe {
+    /// Makes the pipe.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn new() -> io::Result<Self> {
+        // Both ends are closed on exec; the start opens the reading end again for the command alone.
+        let (reader, writer) = io::pipe()?;
+        Ok(Self { reader: reader.into(), writer: writer.into() })
+    }
+}
+
 /// Every variable that a run may set: those of an outer run do not leak into an inner one.
 const VARIABLES: [&str; 8] = [
     "LOCK_NAME",
@@ -141,6 +162,7 @@ pub(crate) async fn supervise(
     job: &Job,
     mut hold: watch::Receiver<Hold>,
     signals: &mut Signals,
+    loss: LossPipe,
     mut state: StateFile,
     voice: &Voice,
 ) -> Result<Ended, NotStarted> {
@@ -151,7 +173,7 @@ pub(crate) async fn supervise(
         return Err(NotStarted::Over(course.over().unwrap_or(LostReason::Expired)));
     }
     state.write(seen.deadline, course.stop_at(&seen)).map_err(NotStarted::Own)?;
-    let mut run = Run::start(job, &state)?;
+    let mut run = Run::start(job, loss, &state)?;
 
     let mut heard: Option<Signal> = None;
     let mut sweep = Duration::from_millis(5);
@@ -162,11 +184,12 @@ pub(crate) async fn supervise(
         let now = BootClock::read();
         let hold_now = *hold.borrow_and_update();
         if hold_now != seen {
-            if hold_now.deadline != seen.deadline && course.over().is_none() {
-                if let Err(error) = state.write(hold_now.deadline, course.stop_at(&hold_now)) {
-                    // The file then shows an earlier deadline: `check` errs on the safe side.
-                    voice.detail(format_args!("cannot write {}: {error}", state.path().display()));
-                }
+            if hold_now.deadline != seen.deadline
+                && course.over().is_none()
+                && let Err(error) = state.write(hold_now.deadline, course.stop_at(&hold_now))
+            {
+                // The file then shows an earlier deadline: `check` errs on the safe side.
+                voice.detail(format_args!("cannot write {}: {error}", state.path().display()));
             }
             if hold_now.standing == Standing::Uncertain && seen.standing == Standing::Held {
                 voice.uncertain(now.until(hold_now.deadline));
@@ -247,15 +270,13 @@ struct Run {
 }
 
 impl Run {
-    fn start(job: &Job, state: &StateFile) -> Result<Self, NotStarted> {
+    fn start(job: &Job, loss: LossPipe, state: &StateFile) -> Result<Self, NotStarted> {
         #[cfg(target_os = "linux")]
         // Any process number that is not zero means "on".
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|error| NotStarted::Own(error.into()))?;
         let family = Family::before_the_command();
         let terminal = Terminal::on_stdin();
-        let (loss_reader, loss_writer) =
-            pipe_with(PipeFlags::CLOEXEC).map_err(|error| NotStarted::Own(error.into()))?;
 
         let mut words = job.command.iter();
         let program = words.next().map(OsString::as_os_str).unwrap_or_default();
@@ -270,15 +291,15 @@ impl Run {
             }
         }
         command.envs(job.variables.iter().map(|(name, value)| (name, value)));
-        command.env("LOCK_LOSS_FD", loss_reader.as_raw_fd().to_string());
+        command.env("LOCK_LOSS_FD", loss.reader.as_raw_fd().to_string());
         command.env("LOCK_STATE", state.path());
         // The name as it was written, also where the search finds the file elsewhere.
         command.arg0(program);
 
         let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
-        let child = spawn::spawn(&mut command, loss_reader.as_fd(), foreground).map_err(NotStarted::Exec)?;
+        let child = spawn::spawn(&mut command, loss.reader.as_fd(), foreground).map_err(NotStarted::Exec)?;
         let leader = Pid::from_child(&child);
-        Ok(Self { leader, end: None, is_stopped: false, family, terminal, loss: Some(loss_writer) })
+        Ok(Self { leader, end: None, is_stopped: false, family, terminal, loss: Some(loss.writer) })
     }
 
     /// Asks the command to end, or ends it.

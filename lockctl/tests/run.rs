@@ -66,11 +66,18 @@ fn nobody_who_waited_in_vain_runs() {
     let holder = stage.hold(&[]);
     let start = BootClock::read();
     let waiters: Vec<_> = (0..20).map(|_| stage.run(&["--wait", "500ms"], "echo x > ran")).collect();
+    let mut in_vain = 0;
     for waiter in waiters {
-        waiter.end().says(112, "waited in vain");
+        let answer = waiter.end();
+        // On a busy machine the store may answer one of twenty too late: then the outcome is unknown, and not a wait in
+        // vain. Neither is a lock.
+        assert!(matches!(answer.code, 112 | 115), "{answer:?}");
+        in_vain += usize::from(answer.code == 112);
     }
+    assert!(in_vain > 10, "only {in_vain} of 20 waited in vain");
     assert!(start.until(BootClock::read()) >= Duration::from_millis(500), "gave up earlier than was asked");
-    stage.run(&["--wait", "1ms", "-E", "0"], "echo x > ran").end().is_silent(0);
+    stage.run(&["--wait", "2s"], "echo x > ran").end().says(112, "waited in vain; \"a\" is held by ");
+    stage.run(&["--wait", "2s", "-E", "0"], "echo x > ran").end().is_silent(0);
     stage.go();
     holder.end().is_silent(0);
     assert!(!stage.path("ran").exists(), "a command ran without the lock");
@@ -309,7 +316,8 @@ fn the_command_learns_about_its_lock() {
     assert_eq!(value("LOCK_STAMP"), format!("{}.{}", value("LOCK_FENCE"), value("LOCK_OWNER_DIGEST")));
     assert_eq!(value("LOCK_STAMP"), inspected["holder"]["stamp"]);
     assert_eq!(value("LOCK_TTL_MS"), "20000", "the option does not come before the environment");
-    assert!(value("LOCK_LOSS_FD").parse::<u32>().unwrap() > 2);
+    // Some shells know no descriptor of two digits.
+    assert!((3..=9).contains(&value("LOCK_LOSS_FD").parse::<u32>().unwrap()), "{seen}");
     assert_eq!(stage.wait_for("mode"), "600\n");
     assert!(!seen.contains("LOCK_HOLD_UNTIL"), "{seen}");
     assert!(!seen.contains("LOCKCTL_"), "{seen}");
@@ -414,6 +422,9 @@ fn the_status_file_tells_a_code_of_the_command_from_ours() {
     assert!(busy["command"].is_null());
     stage.go();
     holder.end().is_silent(0);
+
+    let nowhere = stage.run(&["--status-file", "no/such/directory"], "exit 3").end();
+    nowhere.says(3, "cannot write the status file");
 }
 
 #[test]

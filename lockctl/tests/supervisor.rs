@@ -118,7 +118,7 @@ impl Stage {
     fn command(&self, ttl_ms: u64, kill_after_ms: u64, command: &[&str]) -> Command {
         let mut act = Command::new(env::current_exe().unwrap());
         act.arg("act").arg(self.directory.path()).arg(ttl_ms.to_string()).arg(kill_after_ms.to_string());
-        act.args(command).current_dir(self.directory.path()).stdin(Stdio::null());
+        act.args(command).current_dir(self.directory.path()).stdin(Stdio::null()).stdout(Stdio::null());
         act.stderr(fs::File::create(self.path("stderr")).unwrap());
         act
     }
@@ -302,7 +302,12 @@ fn a_child_of_an_earlier_life_does_not(stage: &Stage) {
     let words: Vec<_> = act.get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"sleep 600 & echo $! > stranger; exec "$@""#, "sh"]);
-    shell.arg(act.get_program()).args(words).current_dir(stage.directory.path()).stdin(Stdio::null());
+    shell
+        .arg(act.get_program())
+        .args(words)
+        .current_dir(stage.directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     let child = shell.spawn().unwrap();
     let outcome = Actor { stage, child }.outcome();
     let stranger = stage.pid("stranger");
