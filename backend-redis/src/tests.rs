@@ -1,5 +1,8 @@
 //! The backend against servers of its own.
 
+#![expect(clippy::print_stdout, reason = "what is measured is printed, not asserted")]
+#![expect(clippy::large_futures, reason = "tests join whole stories")]
+
 use std::{
     future::{Future, poll_fn},
     pin::pin,
@@ -11,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore::{LockClient, backend::*};
+use lockcore::{EventKind, LockClient, backend::*};
 use rustix::process::Signal;
 
 use crate::{
@@ -467,6 +470,32 @@ async fn a_renewal_by_a_standing_connection_to_a_replica_is_refused() {
 }
 
 #[tokio::test]
+async fn a_standing_connection_to_a_replica_settles_nothing() {
+    let server = Server::start().await;
+    let master = async || server.raw::<String>(&["REPLICAOF", "NO", "ONE"]).await.unwrap();
+    for verb in 0..6 {
+        let backend = RedisBackend::connect(config(&server)).await.unwrap();
+        let (request, absent) = (request(&format!("a/{verb}")), request("never"));
+        let lease = backend.acquire(&call(), &request).await.unwrap();
+        let other = backend.acquire(&call(), &self::request(&format!("b/{verb}"))).await.unwrap();
+        backend.release(&call(), &other).await.unwrap();
+        let _: String = server.raw(&["REPLICAOF", "127.0.0.1", "1"]).await.unwrap();
+        let call = call();
+        let error = match verb {
+            0 => backend.release(&call, &other).await.map(drop),
+            1 => backend.release(&call, &lease).await.map(drop),
+            2 => backend.resolve(&call, &request).await.map(drop),
+            3 => backend.abandon(&call, &absent).await,
+            4 => backend.raise(&call, &lease, Fence::MIN).await,
+            _ => backend.raise_fence(&call, &lease.name, Fence::MIN).await.map(drop),
+        }
+        .expect_err("a replica settled something");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{verb}: {error}");
+        master().await;
+    }
+}
+
+#[tokio::test]
 async fn keys_of_somebody_else_are_never_overwritten() {
     let (server, backend) = start().await;
     let _: i64 = server.raw(&["LPUSH", "lockcore::{list}:lock", "x"]).await.unwrap();
@@ -514,6 +543,8 @@ async fn a_full_server_grants_nothing_and_still_renews_and_releases() {
     assert!(all.is_empty(), "a refused acquire left {all:?}");
     let _ = backend.renew(&call(), &lease, TTL).await.unwrap();
     assert_eq!(backend.release(&call(), &lease).await.unwrap(), Released::Now);
+    // What was not granted can be told off, too.
+    backend.abandon(&call(), &request("a")).await.unwrap();
 }
 
 #[tokio::test]
@@ -1026,6 +1057,32 @@ async fn eight_clients_hand_over_with_strictly_growing_fences() {
     assert_eq!(fences.len(), CLIENTS * TURNS);
     assert!(fences.windows(2).all(|two| two[0] < two[1]), "a fence did not grow");
     println!("{} hand-offs between {CLIENTS} clients in {:?}", fences.len(), begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_client_waits_through_a_pause_of_the_server_and_leaves_nothing_behind() {
+    let (server, backend) = start().await;
+    let locks = LockClient::new(backend);
+    let warm = locks.named("a").ttl(Duration::from_secs(2)).acquire().await.unwrap();
+    warm.release().await.unwrap();
+    server.signal(Signal::STOP);
+    let acquire = locks.named("a").ttl(Duration::from_secs(2)).wait(WATCHDOG).acquire();
+    let mut events = locks.events();
+    let go_on = async {
+        // Two requests went unanswered, a third is under way or was not even sent.
+        loop {
+            let event = events.next().await.unwrap();
+            if matches!(event.kind, EventKind::Asked { attempt } if attempt >= 3) {
+                break;
+            }
+        }
+        server.signal(Signal::CONT);
+    };
+    let (guard, ()) = in_time(async { tokio::join!(acquire, go_on) }).await;
+    guard.unwrap().release().await.unwrap();
+    locks.close().await;
+    let held: Vec<String> = server.raw(&["KEYS", "*:lock"]).await.unwrap();
+    assert!(held.is_empty(), "{held:?}");
 }
 
 #[tokio::test]

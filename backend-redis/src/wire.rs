@@ -9,6 +9,7 @@
 //! | `lockcore:shop:{order/42}:fence` | `fence\|owner`: the highest fence so far, and whose it is | `fence_margin` after it, never while it is ahead of the server's clock |
 //! | `lockcore:shop:{order/42}:gone:<owner>` | `gone` or `broken`: no request of this owner may take the lock any more | when no copy of one can be under way |
 //! | `lockcore:shop:{order/42}:free` | a channel: a message says that the lock was given up | |
+//! | `lockcore:shop:{order/42}:none` | never exists: what is written there does nothing, and shows that this is a master | |
 //!
 //! The braces are a hash tag, so all keys of one lock live in one slot. Braces inside the name are written `%7B` and
 //! `%7D`, which the text form of a name cannot contain: different names never share a key.
@@ -55,6 +56,8 @@ impl Script {
 ///
 /// `read` returns a string, or false where there is nothing, or true where the key holds something else than a string.
 /// `last` returns the highest fence so far (0: none), or nil where the key is not ours. `keep` writes a fence.
+/// `be_master` writes nothing, which a replica refuses all the same: what a script says after it, a master says. It also
+/// counts as the first write, and a server that is out of memory refuses no later one: leases can be ended there.
 macro_rules! script {
     ($body:literal) => {
         Script::new(concat!(
@@ -84,6 +87,9 @@ local function keep(key, fence, owner, margin)
     redis.call('SET', key, v, 'PXAT', exact(math.floor(us / 1000) + margin))
   end
 end
+local function be_master(key)
+  redis.call('PERSIST', key)
+end
 local function mine(v, own)
   return v and v ~= true and string.sub(v, 1, #own) == own
 end
@@ -93,9 +99,8 @@ end
     };
 }
 
-// The fence is written before the lock: should the second write fail, a number is lost, not a promise. PERSIST on a key
-// that was just seen absent does nothing, but a replica refuses it: also who has the lock is told by a master only. It
-// does not stand before the grant, because a server that is out of memory refuses a script at its first write only.
+// The fence is written before the lock: should the second write fail, a number is lost, not a promise. `be_master`, on a
+// key that was just seen absent, does not stand before the grant: a server that is out of memory is to refuse it.
 static ACQUIRE: Script = script!(
     r"
 local owner, ttl, floor, not_after, margin, label = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
@@ -103,7 +108,7 @@ if us > tonumber(not_after) then return {'late', us} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'over', us} end
 local v = read(KEYS[1])
 if v then
-  redis.call('PERSIST', KEYS[3])
+  be_master(KEYS[3])
   local left = redis.call('PTTL', KEYS[1])
   if v == true then return {'held', us, left, false} end
   local holder, fence = string.match(v, '^(%x+)|(%d+)|%d+|')
@@ -120,9 +125,10 @@ return {'ok', us, fence, tonumber(ttl)}
 "
 );
 
-// Never creates and never shortens. It always writes, so that no replica can say that a lease was renewed.
+// Never creates and never shortens.
 static RENEW: Script = script!(
     r"
+be_master(KEYS[3])
 local own, ttl = ARGV[1], tonumber(ARGV[2])
 local v = read(KEYS[1])
 if mine(v, own) then
@@ -141,6 +147,7 @@ return {'none', us}
 // PUBLISH by pcall: a user who may not use the channel still ends leases, and waiters find out by looking.
 static RELEASE: Script = script!(
     r"
+be_master(KEYS[3])
 local own, not_after, channel = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local ended = 0
 if mine(read(KEYS[1]), own) then
@@ -157,6 +164,7 @@ return {'ok', us, ended}
 // that a copy sent just now could have been given.
 static CANCEL: Script = script!(
     r"
+be_master(KEYS[3])
 local owner, adopt, not_after, ttl, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local v = read(KEYS[1])
 if v and v ~= true then
@@ -175,6 +183,7 @@ return {'gone', us}
 
 static RAISE: Script = script!(
     r"
+be_master(KEYS[4])
 local own, fence, floor, margin = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local v = read(KEYS[1])
 if not mine(v, own) then
@@ -192,11 +201,12 @@ return {'ok', us}
 
 static RAISE_FENCE: Script = script!(
     r"
+be_master(KEYS[2])
 local floor, margin = tonumber(ARGV[1]), tonumber(ARGV[2])
 local high = last(KEYS[1])
 if not high then return {'alien', us} end
 if floor >= 9007199254740990 then return {'full', us} end
-if floor > high then keep(KEYS[1], floor, '', margin) else redis.call('PERSIST', KEYS[2]) end
+if floor > high then keep(KEYS[1], floor, '', margin) end
 return {'ok', us, math.max(high, floor)}
 "
 );
@@ -205,6 +215,7 @@ return {'ok', us, math.max(high, floor)}
 // leaves that holder a mark, which tells it why, and stops copies of its acquire.
 static BREAK: Script = script!(
     r"
+be_master(KEYS[4])
 local own, margin, channel = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local v = read(KEYS[1])
 if own == '' then
@@ -268,6 +279,11 @@ impl Keys {
 
     fn gone(&self, owner: &str) -> String {
         format!("{}gone:{owner}", self.base)
+    }
+
+    /// A key that never exists.
+    fn none(&self) -> String {
+        format!("{}none", self.base)
     }
 
     /// Matches the lock and fence keys of a namespace, and no mark. A namespace has no character that means something
@@ -495,14 +511,14 @@ impl<T> Standing<T> {
 
 /// Keys and arguments of a renewal, for one alone and for many in a row.
 pub(crate) struct Renewal {
-    keys: [String; 2],
+    keys: [String; 3],
     args: [Vec<u8>; 2],
 }
 
 impl Renewal {
     pub(crate) fn new(keys: Keys, owner: &Owner, fence: Fence, ttl: Duration) -> Self {
-        let gone = keys.gone(&hex(owner));
-        Self { keys: [keys.lock, gone], args: [own(owner, fence).into_bytes(), decimal(millis(ttl))] }
+        let (gone, none) = (keys.gone(&hex(owner)), keys.none());
+        Self { keys: [keys.lock, gone, none], args: [own(owner, fence).into_bytes(), decimal(millis(ttl))] }
     }
 
     pub(crate) fn script() -> &'static Script {
@@ -523,9 +539,9 @@ pub(crate) async fn renew(
     call: &Call,
     renewal: &Renewal,
 ) -> Result<(Moment, Standing<Duration>)> {
-    let [lock, gone] = &renewal.keys;
+    let [lock, gone, none] = &renewal.keys;
     let [own, ttl] = &renewal.args;
-    let (sent, answer) = link.run(call, &RENEW, &[lock, gone], &[own, ttl]).await?;
+    let (sent, answer) = link.run(call, &RENEW, &[lock, gone, none], &[own, ttl]).await?;
     Ok((sent, Renewal::read(&answer)?))
 }
 
@@ -542,7 +558,7 @@ pub(crate) async fn release(
     let own = own(owner, fence);
     let not_after = decimal(not_after.unwrap_or(0));
     let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &RELEASE, &[&keys.lock, &gone], &args).await?;
+    let (_, answer) = link.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
     Ok(answer.int(0)? == 1)
 }
 
@@ -561,7 +577,7 @@ pub(crate) async fn cancel(
     let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
     let args: [&[u8]; 5] =
         [hex.as_bytes(), if adopt { b"1" } else { b"0" }, &not_after, &ttl, keys.channel.as_bytes()];
-    let (sent, answer) = link.run(call, &CANCEL, &[&keys.lock, &gone], &args).await?;
+    let (sent, answer) = link.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
     match &*answer.word {
         b"ok" => Ok((sent, Some((answer.fence(0)?, answer.left(1)?)))),
         b"gone" => Ok((sent, None)),
@@ -582,7 +598,7 @@ pub(crate) async fn raise(
     let own = own(owner, fence);
     let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-    let (_, answer) = link.run(call, &RAISE, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    let (_, answer) = link.run(call, &RAISE, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
     Standing::read(&answer, || Ok(()))
 }
 
@@ -594,9 +610,8 @@ pub(crate) async fn raise_fence(
     margin: Duration,
 ) -> Result<Fence> {
     let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
-    let nobody = keys.gone("");
     let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-    let (_, answer) = link.run(call, &RAISE_FENCE, &[&keys.fence, &nobody], &args).await?;
+    let (_, answer) = link.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
     match &*answer.word {
         b"ok" => answer.fence(0),
         b"alien" => Err(alien()),
@@ -617,7 +632,7 @@ pub(crate) async fn break_lock(
     let gone = keys.gone(&seen.map(|record| hex(&record.owner)).unwrap_or_default());
     let margin = decimal(millis(margin));
     let args: [&[u8]; 3] = [own.as_bytes(), &margin, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &BREAK, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    let (_, answer) = link.run(call, &BREAK, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
     match &*answer.word {
         b"ok" => answer.fence(0).map(Some),
         b"changed" => Ok(None),
