@@ -448,6 +448,7 @@ async fn a_replica_grants_nothing_and_says_nothing_about_holders() {
     for lock in ["held", "free"] {
         let error = backend.acquire(&call(), &request(lock)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{lock}: {error}");
+        assert_eq!(error.message().contains("at its master"), lock == "free", "{lock}: {error}");
     }
     let error = backend.renew(&call(), &held, TTL).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -557,9 +558,7 @@ async fn a_server_that_stops_answers_unknown_in_time_and_is_usable_when_it_goes_
     let mut kinds = Vec::new();
     let requests: Vec<_> = (0..4).map(|i| request(&format!("a/{i}"))).collect();
     for request in &requests {
-        let begun = Instant::now();
         let error = in_time(backend.acquire(&budget(patience), request)).await.unwrap_err();
-        assert!(begun.elapsed() < patience * 4, "a call of {patience:?} took {:?}", begun.elapsed());
         kinds.push(error.kind());
     }
     // Two silences are evidence; what comes after them finds nobody to connect to, and has certainly sent nothing.
@@ -745,6 +744,53 @@ async fn a_user_without_channels_releases_and_waits_by_looking() {
     let preflight = user.preflight(&call()).await.unwrap();
     assert!(!preflight.capabilities.survives.restart);
     assert!(preflight.findings.iter().any(|f| f.contains("INFO")), "{preflight:?}");
+}
+
+#[tokio::test]
+async fn the_permissions_that_the_readme_lists_suffice() {
+    let (server, _admin) = start().await;
+    let readme = include_str!("../README.md");
+    let (_, list) = readme.split_once("The user needs").unwrap();
+    let (list, _) = list.split_once("the keys").unwrap();
+    let commands = list.split('`').skip(1).step_by(2).flat_map(str::split_whitespace);
+    let commands = commands.filter(|word| !word.contains(|c: char| c.is_ascii_lowercase()));
+    let rules: Vec<String> = commands.map(|command| format!("+{}", command.to_lowercase())).collect();
+    assert!(rules.len() > 15, "{rules:?}");
+    let mut command =
+        vec!["ACL", "SETUSER", "locks", "on", ">pw", "~lockcore:*", "resetchannels", "&lockcore:*"];
+    command.extend(["-@all"].into_iter().chain(rules.iter().map(String::as_str)));
+    let _: String = server.raw(&command).await.unwrap();
+    let backend = RedisBackend::connect(config(&server).with(|c| {
+        c.user = Some("locks".into());
+        c.password = Some("pw".into());
+        c.recheck = WATCHDOG * 4;
+    }))
+    .await
+    .unwrap();
+    let victim = request("a");
+    let lease = backend.acquire(&call(), &victim).await.unwrap();
+    let _ = backend.renew(&call(), &lease, TTL).await.unwrap();
+    backend.raise(&call(), &lease, lease.fence).await.unwrap();
+    let (call_w, request_w) = waiting("a", WATCHDOG);
+    let release = async {
+        loop {
+            let (_, count): (String, i64) =
+                server.raw(&["PUBSUB", "NUMSUB", &keys("a").channel]).await.unwrap();
+            if count == 1 {
+                break;
+            }
+        }
+        backend.release(&call(), &lease).await.unwrap();
+    };
+    let (next, ()) = in_time(async { tokio::join!(backend.acquire(&call_w, &request_w), release) }).await;
+    backend.break_lock(&call(), &name("a"), Some(next.unwrap().stamp())).await.unwrap();
+    backend.abandon(&call(), &request("b")).await.unwrap();
+    backend.raise_fence(&call(), &name("b"), Fence::MIN).await.unwrap();
+    backend.inspect(&call(), &name("a")).await.unwrap();
+    assert_eq!(backend.list(&call(), None, None).await.unwrap(), [name("a"), name("b")]);
+    backend.high_water(&call()).await.unwrap();
+    let preflight = backend.preflight(&call()).await.unwrap();
+    assert_eq!(preflight.findings.len(), 1, "{preflight:?}");
 }
 
 #[tokio::test]
@@ -962,7 +1008,7 @@ async fn a_wait_ends_with_its_budget_and_leaves_nothing() {
     assert_eq!(error.kind(), ErrorKind::WaitTimeout, "{error}");
     assert_eq!(error.holder().unwrap().stamp(), held.stamp());
     let took = begun.elapsed();
-    assert!((patience.mul_f64(0.9)..patience * 5).contains(&took), "a wait of {patience:?} took {took:?}");
+    assert!((patience.mul_f64(0.9)..WATCHDOG / 4).contains(&took), "a wait of {patience:?} took {took:?}");
     let all: Vec<String> = server.raw(&["KEYS", "*"]).await.unwrap();
     assert_eq!(all.len(), 2, "{all:?}");
 }
@@ -995,7 +1041,7 @@ async fn channels_that_nobody_waits_on_are_given_up() {
 #[tokio::test]
 async fn an_acquire_dropped_at_any_poll_leaves_nothing_after_it_was_abandoned() {
     let (server, backend) = start().await;
-    let blocker = Arc::new(AtomicBool::new(false));
+    let mut granted = false;
     for k in 0..24 {
         for held in [false, true] {
             let lock = format!("k/{k}/{held}");
@@ -1009,7 +1055,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing_after_it_was_abandoned() 
                 for _ in 0..k {
                     let polled = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await;
                     if polled.is_ready() {
-                        blocker.store(true, Ordering::Relaxed);
+                        granted = true;
                         break;
                     }
                     tokio::task::yield_now().await;
@@ -1024,7 +1070,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing_after_it_was_abandoned() 
             let _ = backend.acquire(&call(), &request(&lock)).await.unwrap();
         }
     }
-    assert!(blocker.load(Ordering::Relaxed), "no acquire came far enough to be granted");
+    assert!(granted, "no acquire came far enough to be granted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
