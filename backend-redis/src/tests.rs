@@ -1131,6 +1131,67 @@ async fn a_client_waits_through_a_pause_of_the_server_and_leaves_nothing_behind(
     assert!(held.is_empty(), "{held:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_exclude_each_other_while_connections_drop_and_the_server_stops_and_forgets_scripts() {
+    const CLIENTS: usize = 4;
+    const TURNS: usize = 500;
+    let server = Server::start().await;
+    let fences = Arc::new(Mutex::new(Vec::with_capacity(CLIENTS * TURNS)));
+    let held = Arc::new(AtomicBool::new(false));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..CLIENTS {
+        let locks = LockClient::new(RedisBackend::connect(config(&server)).await.unwrap());
+        let (fences, held) = (fences.clone(), held.clone());
+        tasks.spawn(async move {
+            let lock = locks.named("hot").ttl(Duration::from_secs(5)).wait(WATCHDOG * 2);
+            for _ in 0..TURNS {
+                let guard = lock.acquire().await.unwrap();
+                assert!(!held.swap(true, Ordering::SeqCst), "two hold it");
+                fences.lock().unwrap().push(guard.stamp().unwrap().fence);
+                tokio::task::yield_now().await;
+                // Whether the guard still believes is its business; here nobody else may have come in.
+                assert!(held.swap(false, Ordering::SeqCst));
+                // An unanswered release is cleared away in the background, or by the TTL.
+                let _ = guard.release().await;
+            }
+            locks.close().await;
+        });
+    }
+    let mut faults = 0;
+    let all = tokio::time::timeout(WATCHDOG * 3, async {
+        loop {
+            tokio::select! {
+                done = tasks.join_next() => match done {
+                    Some(done) => done.unwrap(),
+                    None => break,
+                },
+                // The distance of the faults, and how long a stop lasts: nothing waits for either.
+                () = tokio::time::sleep(Duration::from_millis(3)) => {
+                    faults += 1;
+                    match faults % 4 {
+                        0 => drop(server.raw::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).await),
+                        1 => drop(server.raw::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await),
+                        2 => drop(server.raw::<String>(&["SCRIPT", "FLUSH"]).await),
+                        _ => {
+                            server.signal(Signal::STOP);
+                            tokio::time::sleep(Duration::from_millis(20)).await;
+                            server.signal(Signal::CONT);
+                        }
+                    }
+                }
+            }
+        }
+    });
+    all.await.expect("hand-offs stalled");
+    let fences = fences.lock().unwrap().clone();
+    assert_eq!(fences.len(), CLIENTS * TURNS);
+    assert!(fences.windows(2).all(|two| two[0] < two[1]), "a fence did not grow");
+    println!("{} hand-offs under {faults} faults", fences.len());
+    // What a release without an answer left ends with its TTL.
+    in_time(async { while !server.raw::<Vec<String>>(&["KEYS", "*:lock"]).await.unwrap().is_empty() {} })
+        .await;
+}
+
 #[tokio::test]
 async fn a_client_runs_its_work_under_a_lease_and_a_stolen_one_is_noticed() {
     let (server, backend) = start().await;
