@@ -97,6 +97,12 @@ impl RedisBackend {
             // acquisition may have made: it would be a second grant of it.
             let now = call.now();
             let last = self.operations.first_unanswered(owner, now).saturating_add(request.ttl());
+            if now >= last {
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "an earlier request of this acquisition was never answered, and its time is over",
+                ));
+            }
             let not_after = link.server_time(last.min(call.deadline()));
             let ask = Ask {
                 owner,
@@ -210,36 +216,30 @@ impl RedisBackend {
         }
     }
 
-    /// Walks over the keys of a pattern.
+    /// Takes one step over the keys of a pattern: the next cursor, unless it is the end, and keys, some perhaps twice.
     async fn scan(
         &self,
         link: &Link,
         call: &Call,
         pattern: &str,
-        mut each: impl FnMut(Vec<u8>),
-    ) -> Result<()> {
-        let mut cursor = b"0".to_vec();
-        loop {
-            if call.remaining().is_zero() {
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "the call was over before all keys were seen",
-                ));
-            }
-            let mut command = redis::cmd("SCAN");
-            command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
-            let Value::Array(parts) = link.command(call, &command).await? else { return Err(not_a_scan()) };
-            let [Value::BulkString(next), Value::Array(keys)] = &parts[..] else { return Err(not_a_scan()) };
-            for key in keys {
-                if let Value::BulkString(key) = key {
-                    each(key.clone());
-                }
-            }
-            if next == b"0" {
-                return Ok(());
-            }
-            cursor.clone_from(next);
+        cursor: &[u8],
+    ) -> Result<(Option<Vec<u8>>, Vec<Vec<u8>>)> {
+        if call.remaining().is_zero() {
+            return Err(Error::new(ErrorKind::Unavailable, "the call was over before all keys were seen"));
         }
+        let mut command = redis::cmd("SCAN");
+        command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
+        let not_a_scan = || Error::new(ErrorKind::Unknown, "SCAN answered with something else");
+        let Value::Array(parts) = link.command(call, &command).await? else { return Err(not_a_scan()) };
+        let mut parts = parts.into_iter();
+        let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (parts.next(), parts.next()) else {
+            return Err(not_a_scan());
+        };
+        let keys = keys.into_iter().filter_map(|key| match key {
+            Value::BulkString(key) => Some(key),
+            _ => None,
+        });
+        Ok(((next != b"0").then_some(next), keys.collect()))
     }
 }
 
@@ -391,10 +391,14 @@ impl LockBackend for RedisBackend {
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
         let looked = async {
             let link = self.connection.link(call).await?;
-            let mut keys = Vec::new();
-            self.scan(&link, call, &Keys::fences(call.namespace()), |key| keys.push(key)).await?;
-            let mut highest = 0;
-            for keys in keys.chunks(SCAN_STEP) {
+            let pattern = Keys::fences(call.namespace());
+            let (mut cursor, mut highest) = (Some(b"0".to_vec()), 0);
+            while let Some(from) = cursor {
+                let keys;
+                (cursor, keys) = self.scan(&link, call, &pattern, &from).await?;
+                if keys.is_empty() {
+                    continue;
+                }
                 let Value::Array(values) = link.command(call, redis::cmd("MGET").arg(keys)).await? else {
                     return Err(Error::new(ErrorKind::Unknown, "MGET answered with something else"));
                 };
@@ -455,18 +459,22 @@ impl LockBackend for RedisBackend {
             // The smallest names so far: the server has no order, and no end that memory could be counted on for.
             let mut page = BTreeSet::new();
             let pattern = Keys::pattern(call.namespace());
-            self.scan(&link, call, &pattern, |key| {
-                let name = Keys::name(call.namespace(), &key)
-                    .filter(|name| prefix.is_none_or(|prefix| name.is_under(prefix)))
-                    .filter(|name| after.is_none_or(|after| name > after));
-                if let Some(name) = name {
-                    page.insert(name);
-                    if page.len() > LIST_PAGE {
-                        page.pop_last();
+            let mut cursor = Some(b"0".to_vec());
+            while let Some(from) = cursor {
+                let keys;
+                (cursor, keys) = self.scan(&link, call, &pattern, &from).await?;
+                for key in keys {
+                    let name = Keys::name(call.namespace(), &key)
+                        .filter(|name| prefix.is_none_or(|prefix| name.is_under(prefix)))
+                        .filter(|name| after.is_none_or(|after| name > after));
+                    if let Some(name) = name {
+                        page.insert(name);
+                        if page.len() > LIST_PAGE {
+                            page.pop_last();
+                        }
                     }
                 }
-            })
-            .await?;
+            }
             Ok(page.into_iter().collect())
         };
         listed.await.map_err(|e: Error| e.about(Verb::List, None, BACKEND))
@@ -603,10 +611,6 @@ fn foreign() -> Error {
         "the key of this lock holds something that is not ours; find out whose it is and remove it, or use another \
          namespace",
     )
-}
-
-fn not_a_scan() -> Error {
-    Error::new(ErrorKind::Unknown, "SCAN answered with something else")
 }
 
 fn check_ttl(ttl: Duration) -> Result<()> {

@@ -175,10 +175,14 @@ impl Waiter<'_> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let _map = self.pushes.routes.map();
-        // A word that came while this waiter was leaving goes on to the next.
-        if self.route.waiters.fetch_sub(1, Ordering::Relaxed) > 1 && !self.took {
+        let mut map = self.pushes.routes.map();
+        let others = self.route.waiters.fetch_sub(1, Ordering::Relaxed) > 1;
+        if others && !self.took {
+            // A word that came while this waiter was leaving goes on to the next.
             self.route.notify.notify_one();
+        } else if !others && self.route.on.load(Ordering::Relaxed) == 0 {
+            // Never subscribed, or not any more: nothing comes this way.
+            map.remove(&self.channel);
         }
     }
 }

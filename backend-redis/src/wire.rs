@@ -9,6 +9,7 @@
 //! | `lockcore:shop:{order/42}:fence` | `fence\|owner`: the highest fence so far, and whose it is | `fence_margin` after it, never while it is ahead of the server's clock |
 //! | `lockcore:shop:{order/42}:gone:<owner>` | `gone` or `broken`: no request of this owner may take the lock any more | when no copy of one can be under way |
 //! | `lockcore:shop:{order/42}:free` | a channel: a message says that the lock was given up | |
+//! | `lockcore:shop:{order/42}:none` | never exists: what is written there does nothing, and shows that this is a master | |
 //!
 //! The braces are a hash tag, so all keys of one lock live in one slot. Braces inside the name are written `%7B` and
 //! `%7D`, which the text form of a name cannot contain: different names never share a key.
@@ -16,7 +17,7 @@
 //! # Units
 //! `us` is the server's clock in microseconds since 1970, read inside the script. Numbers are doubles in Lua: exact
 //! below 2^53, and a fence that would reach 2^53 - 1 is refused. What is stored is formatted by `%.0f`, because `..`
-//! would round it.
+//! would round it; what is answered is an integer of the protocol.
 //!
 //! # Source
 //! Redis 7.0 manual: EVAL, SET, PEXPIRE, Cluster specification (hash tags).
@@ -51,57 +52,94 @@ impl Script {
     }
 }
 
-/// Begins a script with what all of them need.
-///
-/// `read` returns a string, or false where there is nothing, or true where the key holds something else than a string.
-/// `last` returns the highest fence so far (0: none), or nil where the key is not ours. `keep` writes a fence.
-macro_rules! script {
-    ($body:literal) => {
-        Script::new(concat!(
-            r"
+// The pieces that scripts are put together from. They are no functions of Lua: making a closure costs a script more than a
+// command does, and it would make all of them anew at every call.
+
+/// `us`: the server's clock.
+macro_rules! time {
+    () => {
+        r"
 local t = redis.call('TIME')
 local us = t[1] * 1000000 + t[2]
-local function exact(n)
-  return string.format('%.0f', n)
-end
-local function read(key)
-  local v = redis.pcall('GET', key)
-  if type(v) ~= 'table' then return v end
-  if string.find(v.err, 'WRONGTYPE', 1, true) then return true end
-  return redis.call('GET', key)
-end
-local function last(key)
-  local v = read(key)
-  if not v then return 0 end
-  if v == true then return nil end
-  return tonumber((string.match(v, '^(%d+)|%x*$')))
-end
-local function keep(key, fence, owner, margin)
-  local v = exact(fence) .. '|' .. owner
-  if fence > us then
-    redis.call('SET', key, v)
-  else
-    redis.call('SET', key, v, 'PXAT', exact(math.floor(us / 1000) + margin))
-  end
-end
-local function mine(v, own)
-  return v and v ~= true and string.sub(v, 1, #own) == own
-end
-",
-            $body
-        ))
+"
     };
 }
 
-// The fence is written before the lock: should the second write fail, a number is lost, not a promise. PERSIST on a key
-// that was just seen absent does nothing, but a replica refuses it: also who has the lock is told by a master only. It
-// does not stand before the grant, because a server that is out of memory refuses a script at its first write only.
-static ACQUIRE: Script = script!(
+/// Writes nothing, to a key that never exists, which a replica refuses all the same: what a script says after it, a master
+/// says. It also counts as the first write, and a server that is out of memory refuses no later one.
+macro_rules! be_master {
+    ($key:literal) => {
+        concat!("redis.call('PERSIST', KEYS[", $key, "])\n")
+    };
+}
+
+/// `v`: what the lock's key holds, a string; false: nothing; true: something else, that is not ours.
+macro_rules! read_lock {
+    () => {
+        r"
+local v = redis.pcall('GET', KEYS[1])
+if type(v) == 'table' then
+  if not string.find(v.err, 'WRONGTYPE', 1, true) then return v end
+  v = true
+end
+"
+    };
+}
+
+/// `high`: the highest fence so far; 0: none. Ends the script where the key is not ours.
+macro_rules! read_fence {
+    ($key:literal) => {
+        concat!(
+            "local high = redis.pcall('GET', KEYS[",
+            $key,
+            r"])
+if type(high) == 'table' then
+  if not string.find(high.err, 'WRONGTYPE', 1, true) then return high end
+  return {'alien', us}
+end
+if high then
+  high = tonumber((string.match(high, '^(%d+)|%x*$')))
+  if not high then return {'alien', us} end
+else
+  high = 0
+end
+"
+        )
+    };
+}
+
+/// Writes `fence` and its `owner`: for `margin` milliseconds, or without an end while it is ahead of the clock. `exact`
+/// is how the number is written.
+macro_rules! keep_fence {
+    ($key:literal) => {
+        concat!(
+            r"
+local exact = string.format('%.0f', fence)
+if fence > us then
+  redis.call('SET', KEYS[",
+            $key,
+            r"], exact .. '|' .. owner)
+else
+  redis.call('SET', KEYS[",
+            $key,
+            r"], exact .. '|' .. owner, 'PXAT', string.format('%.0f', math.floor(us / 1000) + margin))
+end
+"
+        )
+    };
+}
+
+// The fence is written before the lock: should the second write fail, a number is lost, not a promise. No `be_master`
+// stands before the grant: a server that is out of memory is to refuse it. (KEYS[3] was just seen absent.)
+static ACQUIRE: Script = Script::new(concat!(
     r"
-local owner, ttl, floor, not_after, margin, label = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local owner, ttl, floor, not_after, margin, label = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]",
+    time!(),
+    r"
 if us > tonumber(not_after) then return {'late', us} end
-if redis.call('EXISTS', KEYS[3]) == 1 then return {'over', us} end
-local v = read(KEYS[1])
+if redis.call('EXISTS', KEYS[3]) == 1 then return {'over', us} end",
+    read_lock!(),
+    r"
 if v then
   redis.call('PERSIST', KEYS[3])
   local left = redis.call('PTTL', KEYS[1])
@@ -110,134 +148,160 @@ if v then
   if holder == owner then return {'ok', us, tonumber(fence), left} end
   return {'held', us, left, v}
 end
-local high = last(KEYS[2])
-if not high then return {'alien', us} end
+",
+    read_fence!("2"),
+    r"
 local fence = math.max(high + 1, tonumber(floor) + 1, us)
-if fence >= 9007199254740991 then return {'full', us} end
-keep(KEYS[2], fence, owner, tonumber(margin))
-redis.call('SET', KEYS[1], owner .. '|' .. exact(fence) .. '|' .. exact(us) .. '|' .. label, 'PX', ttl)
+if fence >= 9007199254740991 then return {'full', us} end",
+    keep_fence!("2"),
+    r"
+redis.call('SET', KEYS[1], owner .. '|' .. exact .. '|' .. string.format('%.0f', us) .. '|' .. label, 'PX', ttl)
 return {'ok', us, fence, tonumber(ttl)}
 "
-);
+));
 
-// Never creates and never shortens. It always writes, so that no replica can say that a lease was renewed.
-static RENEW: Script = script!(
+// Never creates and never shortens.
+static RENEW: Script = Script::new(concat!(
+    be_master!("3"),
+    time!(),
+    read_lock!(),
     r"
 local own, ttl = ARGV[1], tonumber(ARGV[2])
-local v = read(KEYS[1])
-if mine(v, own) then
+if type(v) == 'string' and string.sub(v, 1, #own) == own then
   local left = redis.call('PTTL', KEYS[1])
   if left < 0 then return {'ok', us, ttl} end
-  if left < ttl then left = ttl end
-  redis.call('PEXPIRE', KEYS[1], exact(left))
+  if left < ttl then
+    redis.call('PEXPIRE', KEYS[1], ttl)
+    left = ttl
+  end
   return {'ok', us, left}
 end
-if read(KEYS[2]) == 'broken' then return {'broken', us} end
+if redis.call('GET', KEYS[2]) == 'broken' then return {'broken', us} end
 if v then return {'taken', us} end
 return {'none', us}
 "
-);
+));
 
 // PUBLISH by pcall: a user who may not use the channel still ends leases, and waiters find out by looking.
-static RELEASE: Script = script!(
+static RELEASE: Script = Script::new(concat!(
+    be_master!("3"),
+    time!(),
+    read_lock!(),
     r"
-local own, not_after, channel = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local own, not_after = ARGV[1], tonumber(ARGV[2])
 local ended = 0
-if mine(read(KEYS[1]), own) then
+if type(v) == 'string' and string.sub(v, 1, #own) == own then
   redis.call('DEL', KEYS[1])
-  redis.pcall('PUBLISH', channel, '')
+  redis.pcall('PUBLISH', ARGV[3], '')
   ended = 1
 end
-if not_after >= us then redis.call('SET', KEYS[2], 'gone', 'PXAT', exact(math.floor(not_after / 1000) + 1)) end
+if not_after >= us then
+  redis.call('SET', KEYS[2], 'gone', 'PXAT', string.format('%.0f', math.floor(not_after / 1000) + 1))
+end
 return {'ok', us, ended}
 "
-);
+));
 
 // The mark stays until no copy of the acquire can run: by the clock that copies are checked against, and for the time
 // that a copy sent just now could have been given.
-static CANCEL: Script = script!(
+static CANCEL: Script = Script::new(concat!(
+    be_master!("3"),
+    time!(),
+    read_lock!(),
     r"
-local owner, adopt, not_after, ttl, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-local v = read(KEYS[1])
-if v and v ~= true then
+local owner, adopt, not_after, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+if type(v) == 'string' then
   local holder, fence = string.match(v, '^(%x+)|(%d+)|%d+|')
   if holder == owner then
     if adopt == '1' then return {'ok', us, tonumber(fence), redis.call('PTTL', KEYS[1])} end
     redis.call('DEL', KEYS[1])
-    redis.pcall('PUBLISH', channel, '')
+    redis.pcall('PUBLISH', ARGV[5], '')
   end
 end
 local till = math.max(not_after, us + ttl * 1000)
-redis.call('SET', KEYS[2], 'gone', 'PXAT', exact(math.floor(till / 1000) + 1))
+redis.call('SET', KEYS[2], 'gone', 'PXAT', string.format('%.0f', math.floor(till / 1000) + 1))
 return {'gone', us}
 "
-);
+));
 
-static RAISE: Script = script!(
+static RAISE: Script = Script::new(concat!(
+    be_master!("4"),
+    time!(),
+    read_lock!(),
     r"
 local own, fence, floor, margin = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local v = read(KEYS[1])
-if not mine(v, own) then
-  if read(KEYS[3]) == 'broken' then return {'broken', us} end
+if type(v) ~= 'string' or string.sub(v, 1, #own) ~= own then
+  if redis.call('GET', KEYS[3]) == 'broken' then return {'broken', us} end
   if v then return {'taken', us} end
   return {'none', us}
 end
-local high = last(KEYS[2])
-if not high then return {'alien', us} end
+",
+    read_fence!("2"),
+    r"
 if floor >= 9007199254740990 then return {'full', us} end
-keep(KEYS[2], math.max(high, fence, floor), string.match(own, '^%x+'), margin)
+fence = math.max(high, fence, floor)
+local owner = string.match(own, '^%x+')",
+    keep_fence!("2"),
+    r"
 return {'ok', us}
 "
-);
+));
 
-static RAISE_FENCE: Script = script!(
+static RAISE_FENCE: Script = Script::new(concat!(
+    be_master!("2"),
+    time!(),
+    read_fence!("1"),
     r"
-local floor, margin = tonumber(ARGV[1]), tonumber(ARGV[2])
-local high = last(KEYS[1])
-if not high then return {'alien', us} end
-if floor >= 9007199254740990 then return {'full', us} end
-if floor > high then keep(KEYS[1], floor, '', margin) else redis.call('PERSIST', KEYS[2]) end
-return {'ok', us, math.max(high, floor)}
+local fence, margin, owner = tonumber(ARGV[1]), tonumber(ARGV[2]), ''
+if fence >= 9007199254740990 then return {'full', us} end
+if fence <= high then return {'ok', us, high} end",
+    keep_fence!("1"),
+    r"
+return {'ok', us, fence}
 "
-);
+));
 
 // A break is a grant to nobody. It takes the lock only from the holder that was seen (an empty `own`: from nobody), and
 // leaves that holder a mark, which tells it why, and stops copies of its acquire.
-static BREAK: Script = script!(
+static BREAK: Script = Script::new(concat!(
+    be_master!("4"),
+    time!(),
+    read_lock!(),
     r"
-local own, margin, channel = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local v = read(KEYS[1])
+local own, margin, owner = ARGV[1], tonumber(ARGV[2]), ''
 if own == '' then
   if v then return {'changed', us} end
-elseif not mine(v, own) then
+elseif type(v) ~= 'string' or string.sub(v, 1, #own) ~= own then
   return {'changed', us}
 end
-local high = last(KEYS[2])
-if not high then return {'alien', us} end
+",
+    read_fence!("2"),
+    r"
 local fence = math.max(high + 1, us)
-if fence >= 9007199254740991 then return {'full', us} end
-keep(KEYS[2], fence, '', margin)
+if fence >= 9007199254740991 then return {'full', us} end",
+    keep_fence!("2"),
+    r"
 if own ~= '' then
   local left = redis.call('PTTL', KEYS[1])
   if left < 0 then left = 86400000 end
-  redis.call('SET', KEYS[3], 'broken', 'PX', exact(left + 1000))
+  redis.call('SET', KEYS[3], 'broken', 'PX', left + 1000)
   redis.call('DEL', KEYS[1])
-  redis.pcall('PUBLISH', channel, '')
+  redis.pcall('PUBLISH', ARGV[3], '')
 end
 return {'ok', us, fence}
 "
-);
+));
 
-static INSPECT: Script = script!(
+static INSPECT: Script = Script::new(concat!(
+    time!(),
+    read_lock!(),
+    read_fence!("2"),
     r"
-local v = read(KEYS[1])
-local high = last(KEYS[2])
-if not high then high = -1 end
-if v == true then return {'alien', us, redis.call('PTTL', KEYS[1]), false, high} end
-if not v then return {'none', us, -2, false, high} end
-return {'ok', us, redis.call('PTTL', KEYS[1]), v, high}
+local left = redis.call('PTTL', KEYS[1])
+if v == true then return {'held', us, left, false, high} end
+return {v and 'held' or 'none', us, left, v, high}
 "
-);
+));
 
 /// The keys of one lock.
 #[derive(Clone, Debug)]
@@ -268,6 +332,11 @@ impl Keys {
 
     fn gone(&self, owner: &str) -> String {
         format!("{}gone:{owner}", self.base)
+    }
+
+    /// A key that never exists.
+    fn none(&self) -> String {
+        format!("{}none", self.base)
     }
 
     /// Matches the lock and fence keys of a namespace, and no mark. A namespace has no character that means something
@@ -495,14 +564,14 @@ impl<T> Standing<T> {
 
 /// Keys and arguments of a renewal, for one alone and for many in a row.
 pub(crate) struct Renewal {
-    keys: [String; 2],
+    keys: [String; 3],
     args: [Vec<u8>; 2],
 }
 
 impl Renewal {
     pub(crate) fn new(keys: Keys, owner: &Owner, fence: Fence, ttl: Duration) -> Self {
-        let gone = keys.gone(&hex(owner));
-        Self { keys: [keys.lock, gone], args: [own(owner, fence).into_bytes(), decimal(millis(ttl))] }
+        let (gone, none) = (keys.gone(&hex(owner)), keys.none());
+        Self { keys: [keys.lock, gone, none], args: [own(owner, fence).into_bytes(), decimal(millis(ttl))] }
     }
 
     pub(crate) fn script() -> &'static Script {
@@ -523,9 +592,9 @@ pub(crate) async fn renew(
     call: &Call,
     renewal: &Renewal,
 ) -> Result<(Moment, Standing<Duration>)> {
-    let [lock, gone] = &renewal.keys;
+    let [lock, gone, none] = &renewal.keys;
     let [own, ttl] = &renewal.args;
-    let (sent, answer) = link.run(call, &RENEW, &[lock, gone], &[own, ttl]).await?;
+    let (sent, answer) = link.run(call, &RENEW, &[lock, gone, none], &[own, ttl]).await?;
     Ok((sent, Renewal::read(&answer)?))
 }
 
@@ -542,7 +611,7 @@ pub(crate) async fn release(
     let own = own(owner, fence);
     let not_after = decimal(not_after.unwrap_or(0));
     let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &RELEASE, &[&keys.lock, &gone], &args).await?;
+    let (_, answer) = link.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
     Ok(answer.int(0)? == 1)
 }
 
@@ -561,7 +630,7 @@ pub(crate) async fn cancel(
     let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
     let args: [&[u8]; 5] =
         [hex.as_bytes(), if adopt { b"1" } else { b"0" }, &not_after, &ttl, keys.channel.as_bytes()];
-    let (sent, answer) = link.run(call, &CANCEL, &[&keys.lock, &gone], &args).await?;
+    let (sent, answer) = link.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
     match &*answer.word {
         b"ok" => Ok((sent, Some((answer.fence(0)?, answer.left(1)?)))),
         b"gone" => Ok((sent, None)),
@@ -582,7 +651,7 @@ pub(crate) async fn raise(
     let own = own(owner, fence);
     let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-    let (_, answer) = link.run(call, &RAISE, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    let (_, answer) = link.run(call, &RAISE, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
     Standing::read(&answer, || Ok(()))
 }
 
@@ -594,9 +663,8 @@ pub(crate) async fn raise_fence(
     margin: Duration,
 ) -> Result<Fence> {
     let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
-    let nobody = keys.gone("");
     let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-    let (_, answer) = link.run(call, &RAISE_FENCE, &[&keys.fence, &nobody], &args).await?;
+    let (_, answer) = link.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
     match &*answer.word {
         b"ok" => answer.fence(0),
         b"alien" => Err(alien()),
@@ -617,7 +685,7 @@ pub(crate) async fn break_lock(
     let gone = keys.gone(&seen.map(|record| hex(&record.owner)).unwrap_or_default());
     let margin = decimal(millis(margin));
     let args: [&[u8]; 3] = [own.as_bytes(), &margin, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &BREAK, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    let (_, answer) = link.run(call, &BREAK, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
     match &*answer.word {
         b"ok" => answer.fence(0).map(Some),
         b"changed" => Ok(None),
@@ -640,13 +708,17 @@ pub(crate) struct Seen {
 
 pub(crate) async fn inspect(link: &Link, call: &Call, keys: &Keys) -> Result<Seen> {
     let (_, answer) = link.run(call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
+    match &*answer.word {
+        b"held" | b"none" => {}
+        b"alien" => return Err(alien()),
+        _ => return Err(unreadable()),
+    }
     Ok(Seen {
         held: answer.word != b"none",
         record: answer.record(1),
         left: answer.left(0)?,
         last_fence: match answer.int(2)? {
             0 => None,
-            n if n < 0 => return Err(alien()),
             n => Some(Fence::new(n)?),
         },
         us: answer.us,
