@@ -14,6 +14,7 @@ use lockcore::{
     backend::{Call, LockBackend},
     config::{BackendConfig, Demands, Registry, RiskConfig},
 };
+use lockcore_redis::Redis;
 use lockcore_sql::Sqlite;
 
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
 
 /// The families of stores that are compiled in.
 pub(crate) fn registry() -> Registry {
-    Registry::new().with(Sqlite)
+    Registry::new().with(Sqlite).with(Redis)
 }
 
 /// Reads a variable that holds a path; an empty one counts as not set.
