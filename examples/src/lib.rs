@@ -8,6 +8,7 @@ use lockcore::{
     backend::LockBackend,
     config::{BackendConfig, Memory, Registry},
 };
+use lockcore_redis::Redis;
 use lockcore_sql::Sqlite;
 
 /// Connects to the store that a URL names; what an application compiles in is its own choice.
@@ -15,7 +16,7 @@ use lockcore_sql::Sqlite;
 /// # Errors
 /// What the URL or the store says.
 pub async fn connect(url: &str) -> lockcore::Result<Arc<dyn LockBackend>> {
-    let registry = Registry::new().with(Sqlite).with(Memory::new());
+    let registry = Registry::new().with(Sqlite).with(Redis).with(Memory::new());
     registry.connect(&BackendConfig::new(StoreUrl::parse(url)?)).await
 }
 

@@ -61,7 +61,7 @@ fn job_takeover_goes_on_where_the_first_worker_stopped() {
 
 #[test]
 fn order_demo_shows_the_refusal_and_what_happens_without_it() {
-    let said = run(env!("CARGO_BIN_EXE_order_demo"), &["--orders", "120", "--ttl-ms", "800"]);
+    let said = run(env!("CARGO_BIN_EXE_order_demo"), &["--orders", "120", "--ttl", "800ms"]);
     assert_tells(
         &said,
         &["is frozen (SIGSTOP)", "wakes up (SIGCONT)", "REFUSED by the database", "without the fence"],

@@ -13,7 +13,10 @@ use std::{
 };
 
 use clap::Parser;
-use lockcore::{Attempt, ClientOptions, GuardRef, LockClient, Stamp};
+use lockcore::{
+    Attempt, ClientOptions, GuardRef, LockClient, Stamp,
+    text::{parse_duration, show_duration},
+};
 use lockcore_fenced::{Verdict, sqlite::FenceTable};
 use rusqlite::{Connection, TransactionBehavior::Immediate, params};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -28,9 +31,9 @@ struct Options {
     /// Worker processes.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=50))]
     workers: u32,
-    /// How long a lease lives without a renewal, in milliseconds.
-    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(200..=60_000))]
-    ttl_ms: u64,
+    /// How long a lease lives without a renewal: from 200ms to 30s.
+    #[arg(long, default_value = "2s", value_parser = parse_ttl)]
+    ttl: Duration,
     /// Where the locks are; a SQLite file beside the orders unless given.
     #[arg(long)]
     store: Option<String>,
@@ -49,6 +52,16 @@ struct Options {
     /// Keeps runs apart that share a store.
     #[arg(long, hide = true, default_value = "demo")]
     namespace: String,
+}
+
+fn parse_ttl(text: &str) -> Result<Duration, String> {
+    let ttl = parse_duration(text).map_err(|error| error.message().to_owned())?;
+    // Shorter ones end while the machine does something else, longer ones outlast the patience of the demo.
+    if (Duration::from_millis(200)..=Duration::from_secs(30)).contains(&ttl) {
+        Ok(ttl)
+    } else {
+        Err(format!("{} is not from 200ms to 30s", show_duration(ttl)))
+    }
 }
 
 type Anything = Box<dyn std::error::Error + Send + Sync>;
@@ -196,7 +209,7 @@ fn work(name: &str, options: &Options) -> Result<(), Anything> {
     runtime.block_on(async {
         let settings = ClientOptions::default().with(|o| {
             o.namespace = options.namespace.clone();
-            o.ttl = Duration::from_millis(options.ttl_ms);
+            o.ttl = options.ttl;
             o.label = Some(name.into());
         });
         let locks = LockClient::with_options(lockcore_examples::connect(store).await?, settings);
@@ -218,9 +231,11 @@ fn demonstrate(options: &Options) -> Result<(), Anything> {
     let directory = tempfile::tempdir()?;
     let store = options.store.clone().unwrap_or_else(|| lockcore_examples::sqlite_in(directory.path()));
     println!(
-        "{} expired orders, {} workers, one lock a batch of {PER_BATCH}, TTL {} ms.\n\
+        "{} expired orders, {} workers, one lock a batch of {PER_BATCH}, TTL {}.\n\
          Each worker reads a batch, then closes it and gives the stock back in one transaction.\n",
-        options.orders, options.workers, options.ttl_ms
+        options.orders,
+        options.workers,
+        show_duration(options.ttl)
     );
     println!("With the fence: the database compares stamps (fence.owner) in the same transaction.");
     let fenced = Run::new(options, directory.path(), &store, true)?.play(options.workers)?;
@@ -297,7 +312,12 @@ impl Run {
         command.push(shop.display().to_string());
         // A namespace of its own: a shared store keeps nothing that another run could trip over.
         let namespace = format!("demo-{}-{kind}", std::process::id());
-        command.extend(["--namespace".into(), namespace, "--ttl-ms".into(), options.ttl_ms.to_string()]);
+        command.extend([
+            "--namespace".into(),
+            namespace,
+            "--ttl".into(),
+            show_duration(options.ttl).to_string(),
+        ]);
         if !fenced {
             command.push("--unfenced".into());
         }
