@@ -133,7 +133,7 @@ pub enum Color {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Store")]
 pub struct StoreArgs {
-    /// Address of the store, like sqlite:///var/lib/shop/locks.db; a password is refused here
+    /// Address of the store, like sqlite:///var/lib/shop/locks.db or redis://redis-a:6379; a password is refused here
     #[arg(short, long, value_name = "URL", env = "LOCKCTL_STORE", hide_env_values = true)]
     pub store: Option<OsString>,
     /// Level of the configuration file to use
