@@ -329,6 +329,17 @@ impl ClientLog {
         pending
     }
 
+    /// Records a call that began at `at`, by its operation: for a caller that learns the operation's name from the
+    /// answer.
+    pub fn record_call(&self, at: Moment, key: &str, op: &str, call: Call) {
+        self.record(at, key.to_owned(), op.to_owned(), 1, What::Invoke { call });
+    }
+
+    /// Records success of an operation by its name.
+    pub fn record_answer(&self, key: &str, op: &str, answer: Answer) {
+        self.record(self.now(), key.to_owned(), op.to_owned(), 1, What::Ok { answer });
+    }
+
     /// Records that the application was told of a loss.
     pub fn lost(&self, key: impl Into<String>, stamp: Stamp, why: Ended) {
         let what = What::Lost { fence: stamp.fence, owner: Some(stamp.owner), why };

@@ -1,0 +1,115 @@
+//! The form of a case: one function with a promise as its name, in the file of its topic.
+
+use std::{future::Future, pin::Pin};
+
+use crate::bench::Bench;
+
+/// What a case found, beside what the checker finds in its history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The promise was kept.
+    Kept,
+    /// The backend refuses what the case asks, by a typed error, as its capabilities say.
+    Refused,
+}
+
+/// The end of a case: a verdict, or an error that nothing in the case expected.
+pub type Outcome = Result<Verdict, Unexpected>;
+
+/// An error that a case did not expect.
+#[derive(Debug)]
+pub struct Unexpected(String);
+
+impl From<lockcore::Error> for Unexpected {
+    #[track_caller]
+    fn from(error: lockcore::Error) -> Self {
+        Self(format!("{}: unexpected {:?}: {error}", std::panic::Location::caller(), error.kind()))
+    }
+}
+
+impl std::fmt::Display for Unexpected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a case needs beyond the verbs. Where it is not offered, the case is *not run*, and the output says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Need {
+    /// Replies that can be lost, held and delayed: [`Service::wire`](crate::Service::wire).
+    Wire,
+    /// Grants in order of arrival.
+    Fair,
+    /// A look at the queue: [`Service::queued`](crate::Service::queued).
+    Queue,
+    /// Other processes that reach the same store: [`Service::address`](crate::Service::address).
+    Processes,
+    /// A fence floor.
+    Floor,
+    /// Time that a test owns.
+    VirtualTime,
+}
+
+impl Need {
+    /// Says what is missing.
+    pub(crate) fn missing(self) -> &'static str {
+        match self {
+            Self::Wire => "its replies cannot be lost or held here",
+            Self::Fair => "it does not promise an order",
+            Self::Queue => "its queue cannot be looked at",
+            Self::Processes => "no other process reaches it",
+            Self::Floor => "it honours no fence floor",
+            Self::VirtualTime => "its time is real",
+        }
+    }
+}
+
+pub(crate) type Run = fn(Bench) -> Pin<Box<dyn Future<Output = Outcome>>>;
+
+/// One case: topic, name, needs and body.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub(crate) topic: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) needs: &'static [Need],
+    pub(crate) run: Run,
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}::{}", self.topic(), self.name)
+    }
+}
+
+impl Case {
+    /// Returns the topic: the name of the file.
+    pub fn topic(&self) -> &'static str {
+        self.topic.rsplit("::").next().unwrap_or(self.topic)
+    }
+
+    /// Returns the name: an id and a promise.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the id of the catalogue, such as `D01`.
+    pub fn id(&self) -> String {
+        self.name.split('_').next().unwrap_or_default().to_uppercase()
+    }
+}
+
+/// Lists the cases of a file, with what each needs. A case that is left out is dead code, which does not compile here.
+macro_rules! cases {
+    ($($name:ident $([$($need:ident),*])?),* $(,)?) => {
+        pub(crate) const CASES: &[$crate::case::Case] = &[$(
+            $crate::case::Case {
+                topic: module_path!(),
+                name: stringify!($name),
+                needs: &[$($($crate::case::Need::$need),*)?],
+                run: |bench| Box::pin($name(bench)),
+            }
+        ),*];
+    };
+}
+pub(crate) use cases;

@@ -1,0 +1,41 @@
+//! The cases, one file a topic. The ids are names: letters stand for topics, and an id
+//! keeps its meaning.
+
+#![deny(dead_code)]
+
+mod acquire;
+mod cancel;
+mod clocks;
+mod config;
+mod expiry;
+mod faults;
+mod lost_replies;
+mod names;
+mod ownership;
+mod pause;
+mod renewal;
+mod stale_fence;
+mod waiting;
+
+use crate::case::Case;
+
+/// Lists all cases, topic by topic.
+pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
+    [
+        acquire::CASES,
+        ownership::CASES,
+        expiry::CASES,
+        pause::CASES,
+        stale_fence::CASES,
+        renewal::CASES,
+        waiting::CASES,
+        cancel::CASES,
+        lost_replies::CASES,
+        faults::CASES,
+        clocks::CASES,
+        config::CASES,
+        names::CASES,
+    ]
+    .into_iter()
+    .flatten()
+}

@@ -1,0 +1,127 @@
+//! Cancellation: a dropped future leaves nothing behind, wherever it was dropped.
+
+use std::time::Duration;
+
+use lockcore::{Attempt, Verb};
+
+use crate::{
+    bench::Bench,
+    case::{Outcome, Verdict::Kept, cases},
+};
+
+cases![
+    h01_a_dropped_waiter_leaves_the_queue,
+    h02_an_acquire_dropped_at_any_await_leaves_nothing,
+    h03_a_grant_on_its_way_to_a_dropped_future_is_cleared_away[Wire],
+    h04_a_dropped_guard_is_released,
+    h05_a_release_dropped_at_any_await_goes_on,
+];
+
+/// A waiter whose future is dropped leaves no place, and does not delay the next.
+async fn h01_a_dropped_waiter_leaves_the_queue(bench: Bench) -> Outcome {
+    let (name, alice) = (bench.fresh_name(), bench.client("alice").await);
+    let locks = bench.locks("bob", |_| {}).await;
+    let long = lockcore::backend::AcquireRequest::new(name.clone(), bench.ttl() * 40);
+    let lease = alice.ask(&long, alice.budget()).await?;
+    let waiter = tokio::spawn(locks.named(&name).wait_forever().acquire());
+    bench.pass(bench.ttl() / 4).await;
+    waiter.abort();
+    let _ = waiter.await;
+    locks.flush().await;
+    alice.release(&lease).await?;
+    let next = alice.try_acquire(&name).await?;
+    alice.release(&next).await?;
+    Ok(Kept)
+}
+
+/// An acquire that is polled k times and dropped leaves no lease, for every k until it ends.
+async fn h02_an_acquire_dropped_at_any_await_leaves_nothing(bench: Bench) -> Outcome {
+    let locks = bench.locks("alice", |_| {}).await;
+    let bob = bench.client("bob").await;
+    for k in 0..12 {
+        let name = bench.fresh_name();
+        let mut acquire = Box::pin(locks.named(&name).acquire());
+        let mut ended = false;
+        for _ in 0..k {
+            if crate::bench::poll_once(&mut acquire).await.is_ready() {
+                ended = true;
+                break;
+            }
+            bench.pass(Duration::from_millis(1)).await;
+        }
+        drop(acquire);
+        locks.flush().await;
+        bench.until("nothing is left", async || bench.holder(&name).await.is_none()).await;
+        let next = bob.try_acquire(&name).await?;
+        bob.release(&next).await?;
+        if ended {
+            break;
+        }
+    }
+    Ok(Kept)
+}
+
+/// A grant that was executed but not yet heard when its future was dropped is gone within moments, not after its TTL
+/// (R14).
+async fn h03_a_grant_on_its_way_to_a_dropped_future_is_cleared_away(bench: Bench) -> Outcome {
+    let name = bench.fresh_name();
+    let locks = bench.locks("alice", |o| o.ttl = bench.ttl() * 40).await;
+    bench.wire().hold_replies(Verb::Acquire);
+    let acquire = tokio::spawn(locks.named(&name).acquire());
+    bench.until("the grant is on record", async || bench.holder(&name).await.is_some()).await;
+    acquire.abort();
+    let _ = acquire.await;
+    bench.wire().deliver();
+    locks.flush().await;
+    assert_eq!(bench.holder(&name).await, None, "a grant that nobody heard is left");
+    let Attempt::Granted(guard) = locks.named(&name).try_acquire().await? else {
+        panic!("the lock is not free")
+    };
+    guard.release().await?;
+    Ok(Kept)
+}
+
+/// A guard that is dropped is released in the background, also when its task panics.
+async fn h04_a_dropped_guard_is_released(bench: Bench) -> Outcome {
+    let name = bench.fresh_name();
+    let locks = bench.locks("alice", |o| o.ttl = bench.ttl() * 40).await;
+    let guard = locks.named(&name).acquire().await?;
+    guard.stamp()?;
+    drop(guard);
+    locks.flush().await;
+    assert_eq!(bench.holder(&name).await, None, "a dropped guard was not released");
+    let lock = locks.named(&name);
+    let crash = tokio::spawn(async move {
+        let _guard = lock.acquire().await.expect("the lock is free");
+        std::panic::resume_unwind(Box::new("in the critical section"));
+    });
+    assert!(crash.await.is_err());
+    locks.flush().await;
+    assert_eq!(bench.holder(&name).await, None, "a guard dropped by a panic was not released");
+    Ok(Kept)
+}
+
+/// A release that is polled k times and dropped goes on in the background (R16).
+async fn h05_a_release_dropped_at_any_await_goes_on(bench: Bench) -> Outcome {
+    let locks = bench.locks("alice", |o| o.ttl = bench.ttl() * 40).await;
+    for k in 0..8 {
+        let name = bench.fresh_name();
+        let guard = locks.named(&name).acquire().await?;
+        let mut release = Box::pin(guard.release());
+        let mut ended = false;
+        for _ in 0..k {
+            if crate::bench::poll_once(&mut release).await.is_ready() {
+                ended = true;
+                break;
+            }
+            bench.pass(Duration::from_millis(1)).await;
+        }
+        drop(release);
+        locks.flush().await;
+        assert_eq!(bench.holder(&name).await, None, "a release dropped after {k} polls was forgotten");
+        if ended {
+            break;
+        }
+    }
+    Ok(Kept)
+}

@@ -1,0 +1,279 @@
+//! Runs cases: each pair of backend and case is a named test, for `cargo test` and nextest.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::ExitCode,
+    sync::{Arc, Mutex},
+};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use lockcore::backend::LockBackend;
+
+use crate::{
+    bench::{Bench, Service, child_main},
+    case::{Case, Need, Verdict},
+    cases,
+    history::{Outcome, check, timeline},
+};
+
+/// Runs every case against a service: the `main` of a backend's `tests/conformance.rs` (`harness = false`).
+///
+/// `start` is called once for each case, on the runtime that the case runs on.
+pub fn run<S: Service>(
+    profile: &'static str,
+    start: impl AsyncFn() -> S + Send + Sync + 'static,
+) -> ExitCode {
+    Suite::new(profile, start).main()
+}
+
+type Start = Arc<dyn Fn() -> std::pin::Pin<Box<dyn Future<Output = Arc<dyn Service>>>> + Send + Sync>;
+type Connect = Box<dyn FnOnce(String) -> std::pin::Pin<Box<dyn Future<Output = Arc<dyn LockBackend>>>>>;
+
+/// The cases against one profile of one store.
+pub struct Suite {
+    profile: &'static str,
+    start: Start,
+    connect: Option<Connect>,
+}
+
+impl std::fmt::Debug for Suite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Suite").field("profile", &self.profile).finish_non_exhaustive()
+    }
+}
+
+/// What became of one case.
+#[derive(Clone, Debug)]
+pub(crate) struct Played {
+    /// Why it failed, if it did.
+    pub(crate) failure: Option<String>,
+    /// Neither kept nor broken: the machine stalled.
+    pub(crate) inconclusive: bool,
+}
+
+impl Suite {
+    /// Sets up the cases for a profile: the name of a backend in one of its set-ups.
+    pub fn new<S: Service>(
+        profile: &'static str,
+        start: impl AsyncFn() -> S + Send + Sync + 'static,
+    ) -> Self {
+        let start = Arc::new(start);
+        let start: Start = Arc::new(move || {
+            let start = start.clone();
+            Box::pin(async move { Arc::new(start().await) as Arc<dyn Service> })
+        });
+        Self { profile, start, connect: None }
+    }
+
+    /// Says how a process started from this binary reaches the store by the service's address.
+    #[must_use]
+    pub fn processes(mut self, connect: impl AsyncFnOnce(String) -> Arc<dyn LockBackend> + 'static) -> Self {
+        self.connect = Some(Box::new(move |address| Box::pin(connect(address))));
+        self
+    }
+
+    /// Runs what the command line asks for.
+    pub fn main(mut self) -> ExitCode {
+        if let Some(connect) = self.connect.take()
+            && let Some(code) = child_main(async move |address| connect(address).await)
+        {
+            return code;
+        }
+        let arguments = Arguments::from_args();
+        let offers = self.offers();
+        let mut missing: Vec<(&'static str, usize)> = Vec::new();
+        let trials = cases::all()
+            .map(|case| {
+                let name = format!("{}::{}::{}", self.profile, case.topic(), case.name());
+                let lacks = case.needs.iter().find(|need| !offers.contains(need)).map(|need| need.missing());
+                if let Some(why) = lacks {
+                    match missing.iter_mut().find(|(known, _)| *known == why) {
+                        Some((_, count)) => *count += 1,
+                        None => missing.push((why, 1)),
+                    }
+                }
+                let (profile, start) = (self.profile, self.start.clone());
+                Trial::test(name, move || match play_and_keep(profile, case, start).failure {
+                    None => Ok(()),
+                    Some(failure) => Err(Failed::from(failure)),
+                })
+                .with_kind(lacks.map_or_else(String::new, |_| "not run".into()))
+                .with_ignored_flag(lacks.is_some())
+            })
+            .collect();
+        if !arguments.list {
+            for (why, count) in &missing {
+                eprintln_once(&format!("{}: {count} cases are not run, because {why}", self.profile));
+            }
+        }
+        libtest_mimic::run(&arguments, trials).exit_code()
+    }
+
+    fn offers(&self) -> Vec<Need> {
+        let start = self.start.clone();
+        on_a_runtime(false, move || async move {
+            let service = start().await;
+            let capabilities = service.connect().await.capabilities();
+            let name = lockcore::LockName::parse("offers").expect("a plain name");
+            let mut offers = Vec::new();
+            let mut offer = |need, offered| {
+                if offered {
+                    offers.push(need);
+                }
+            };
+            offer(Need::Wire, service.wire().is_some());
+            offer(Need::Fair, capabilities.fair);
+            offer(Need::Queue, service.queued(&name).await.is_some());
+            offer(Need::Processes, service.address().is_some());
+            offer(Need::Floor, capabilities.fence_floor);
+            offer(Need::VirtualTime, service.virtual_time());
+            offers
+        })
+        .unwrap_or_default()
+    }
+}
+
+#[allow(clippy::print_stderr)]
+fn eprintln_once(line: &str) {
+    eprintln!("{line}");
+}
+
+/// Runs a future on a thread and a runtime of its own; `None`: it panicked.
+fn on_a_runtime<T, F, W>(virtual_time: bool, work: W) -> Option<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T>,
+    W: FnOnce() -> F + Send + 'static,
+{
+    let thread = std::thread::Builder::new().name("case".into()).spawn(move || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(virtual_time);
+        builder.build().expect("a runtime can be made").block_on(work())
+    });
+    thread.expect("a thread can be started").join().ok()
+}
+
+/// Returns the seed of this run: `LOCK_SEED`, or the time.
+fn seed() -> u64 {
+    static SEED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *SEED.get_or_init(|| {
+        let given = std::env::var("LOCK_SEED").ok().and_then(|text| text.parse().ok());
+        given.unwrap_or_else(|| lockcore::backend::BootClock::read().as_nanos() & 0xffff_ffff)
+    })
+}
+
+/// Plays a case; a case that only a stall of the machine spoilt is played again, twice at most.
+fn play_and_keep(profile: &'static str, case: &'static Case, start: Start) -> Played {
+    let mut played = play(profile, case, start.clone(), seed());
+    for _ in 0..2 {
+        if !played.inconclusive {
+            break;
+        }
+        played = play(profile, case, start.clone(), seed());
+    }
+    if played.inconclusive {
+        played.failure.get_or_insert_with(|| "inconclusive three times: the machine stalls".into());
+    }
+    played
+}
+
+/// Plays one case once: body, then checker.
+pub(crate) fn play(profile: &'static str, case: &'static Case, start: Start, seed: u64) -> Played {
+    let name = format!("{profile}::{}::{}", case.topic(), case.name());
+    // The case's own seed: the same for the same run seed, and different from its neighbours'.
+    let seed =
+        case.name().bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let stage: Arc<Mutex<Option<Bench>>> = Arc::default();
+    let kept = stage.clone();
+    let (virtual_start, real_start) = (start.clone(), start);
+    let virtual_time = on_a_runtime(false, move || async move { virtual_start().await.virtual_time() });
+    let outcome = on_a_runtime(virtual_time == Some(true), move || async move {
+        let service = real_start().await;
+        let bench = Bench::new(service, seed).await;
+        *kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bench.clone());
+        let meter = (!bench.stage.service.virtual_time())
+            .then(|| bench.recorder().meter_stalls(bench.ttl() / 4))
+            .and_then(Result::ok);
+        let body = async {
+            let result = (case.run)(bench.clone()).await;
+            // What runs in the background gets to say its last word.
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            result
+        };
+        let result = CatchUnwind(Box::pin(body)).await;
+        drop(meter);
+        match result {
+            Ok(Ok(Verdict::Kept | Verdict::Refused)) => None,
+            Ok(Err(unexpected)) => Some(unexpected.to_string()),
+            Err(panic) => Some(panic),
+        }
+    });
+    let failure = outcome.unwrap_or_else(|| Some("the case's own thread panicked".into()));
+    let Some(bench) = stage.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() else {
+        return Played {
+            failure: Some(failure.unwrap_or_else(|| "the service did not start".into())),
+            inconclusive: false,
+        };
+    };
+    judge(&name, &bench, failure)
+}
+
+fn judge(name: &str, bench: &Bench, mut failure: Option<String>) -> Played {
+    let history = bench.recorder().history();
+    let rules = bench.stage.rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    let report = check(&history, &rules);
+    let inconclusive = failure.is_none() && report.outcome == Outcome::Inconclusive;
+    if report.outcome == Outcome::Fail {
+        let found = format!("the history breaks a promise:\n{report}");
+        failure = Some(failure.map_or(found.clone(), |failure| format!("{failure}\n{found}")));
+    }
+    if let Some(text) = &mut failure {
+        let path = keep(name, &history, &rules);
+        *text = format!(
+            "{text}\n  seed {} (LOCK_SEED replays the run), history {path}\n{}",
+            seed(),
+            history.keys().first().map_or_else(String::new, |key| timeline::text(
+                &history,
+                Some(&report),
+                key
+            ))
+        );
+    }
+    Played { failure, inconclusive }
+}
+
+/// Keeps a history for people and for `conformance check`.
+fn keep(name: &str, history: &crate::history::History, _rules: &crate::history::Rules) -> String {
+    let root = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), std::path::PathBuf::from);
+    let directory = root.join("conformance").join("history");
+    let path = directory.join(format!("{}.jsonl", name.replace("::", "-")));
+    let written = std::fs::create_dir_all(&directory).map_err(|e| e.to_string());
+    match written.and_then(|()| history.write(&path).map_err(|e| e.to_string())) {
+        Ok(()) => path.display().to_string(),
+        Err(error) => format!("could not be kept: {error}"),
+    }
+}
+
+/// A future whose panic is a value: the case's words, not a dead thread.
+struct CatchUnwind<F>(F);
+
+impl<F: Future + Unpin> Future for CatchUnwind<F> {
+    type Output = Result<F::Output, String>;
+
+    fn poll(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Self::Output> {
+        let inner = std::pin::Pin::new(&mut self.0);
+        match catch_unwind(AssertUnwindSafe(|| inner.poll(cx))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+                std::task::Poll::Ready(Err(text.unwrap_or_else(|| "a panic without words".into())))
+            }
+        }
+    }
+}
