@@ -93,7 +93,7 @@ fn try_open(config: &SqliteConfig, clock: &ClockId) -> Result<Connection, Refusa
     db.execute_batch("PRAGMA trusted_schema = OFF")?;
 
     // Read everything that may refuse the file before the first write to it.
-    check_owner(&db, path)?;
+    look_at_owner(&mut db, path)?;
     if let Some(pages) = config.host.max_pages {
         db.execute_batch(&format!("PRAGMA max_page_count = {pages}"))?;
     }
@@ -116,6 +116,12 @@ fn try_open(config: &SqliteConfig, clock: &ClockId) -> Result<Connection, Refusa
     check_tables(&db, path)?;
     adopt_clock(&mut db, path, clock)?;
     Ok(db)
+}
+
+/// Checks whose file it is, all of it in one transaction: between two looks another process may create its tables.
+fn look_at_owner(db: &mut Connection, path: &Path) -> Result<(), Refusal> {
+    let snapshot = db.transaction_with_behavior(TransactionBehavior::Deferred)?;
+    check_owner(&snapshot, path)
 }
 
 /// Refuses a file that is somebody else's, before anything is changed in it.
@@ -262,4 +268,41 @@ fn adopt_clock(db: &mut Connection, path: &Path, clock: &ClockId) -> Result<(), 
 
 fn misconfigured(message: String) -> Error {
     Error::new(ErrorKind::Misconfigured, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_being_created_is_never_taken_for_somebody_elses() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("locks.db");
+        let writer = Connection::open(&path).unwrap();
+        writer.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF").unwrap();
+        let mut reader = Connection::open(&path).unwrap();
+        std::thread::scope(|scope| {
+            let creating = scope.spawn(move || {
+                // Each of the two transactions leaves a file that will do: one of ours, and an empty one.
+                for _ in 0..2_000 {
+                    writer
+                        .execute_batch(&format!(
+                            "BEGIN IMMEDIATE; CREATE TABLE lockcore_meta (id); PRAGMA application_id = {APPLICATION_ID};
+                             PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;
+                             BEGIN IMMEDIATE; DROP TABLE lockcore_meta; PRAGMA application_id = 0;
+                             PRAGMA user_version = 0; COMMIT"
+                        ))
+                        .unwrap();
+                }
+            });
+            while !creating.is_finished() {
+                match look_at_owner(&mut reader, &path) {
+                    Ok(()) => {}
+                    Err(Refusal::Sqlite(failure)) if failure.is_busy() => {}
+                    Err(Refusal::Sqlite(failure)) => panic!("{}", Error::from(failure)),
+                    Err(Refusal::Ours(error)) => panic!("a file of ours was refused: {error}"),
+                }
+            }
+        });
+    }
 }
