@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How long beyond its budget an acquire waits for the backend's own last word.
-const GRACE: Duration = Duration::from_millis(40);
+const GRACE: Duration = Duration::from_millis(80);
 
 /// The numbers of one acquire, as a [`Lock`](crate::Lock) has them.
 #[derive(Clone, Debug)]
@@ -364,12 +364,13 @@ fn failed(
                 None => error,
             }
         }
-        // The budget ended while the store refused every request: that is what the caller should see.
+        // Not "no effect": the record stands until it has been given back.
         (_, Some((error, _))) if error.kind() == ErrorKind::Lost => Error::new(
-            ErrorKind::Unavailable,
+            ErrorKind::Unknown,
             "the store's answer came too late to use the grant, which is given back",
         )
         .with_source(error),
+        // The budget ended while the store refused every request: that is what the caller should see.
         (_, Some((error, _))) => error,
         (_, None) => Error::new(seen.unwrap_or(ErrorKind::WaitTimeout), "the store did not grant it in time"),
     };
