@@ -1,0 +1,104 @@
+//! An etcd cluster by configuration.
+
+use std::sync::Arc;
+
+use lockcore::{
+    backend::{Error, ErrorKind, LockBackend, Result, async_trait},
+    config::{BackendConfig, Connector},
+};
+
+use crate::{EtcdBackend, EtcdConfig};
+
+/// Takes `etcd://[user:password@]host[:port][,host[:port]]...`; the port is 2379 where none is said.
+///
+/// Options: `connect-timeout` and `keep-alive` (durations), as in [`EtcdConfig`].
+///
+/// # Example
+/// ```
+/// use lockcore::{StoreUrl, config::{BackendConfig, Registry}};
+/// use lockcore_etcd::Etcd;
+///
+/// let registry = Registry::new().with(Etcd);
+/// let config = BackendConfig::new(StoreUrl::parse("etcd://etcd-a,etcd-b:2380?connect-timeout=1s")?);
+/// registry.check(&config)?;
+/// # Ok::<(), lockcore::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Etcd;
+
+#[async_trait]
+impl Connector for Etcd {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["etcd"]
+    }
+
+    fn check(&self, config: &BackendConfig) -> Result<()> {
+        read(config).map(drop)
+    }
+
+    async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
+        Ok(Arc::new(EtcdBackend::lazy(read(config)?)?))
+    }
+}
+
+fn read(config: &BackendConfig) -> Result<EtcdConfig> {
+    let url = &config.url;
+    if !matches!(url.path(), "" | "/") {
+        return Err(Error::new(
+            ErrorKind::Misconfigured,
+            "the address of an etcd cluster has hosts and no path; deployments are kept apart by namespace",
+        ));
+    }
+    let endpoints = url.hosts().map(|(host, port)| {
+        let port = port.unwrap_or(2379);
+        if host.contains(':') { format!("http://[{host}]:{port}") } else { format!("http://{host}:{port}") }
+    });
+    let endpoints: Vec<String> = endpoints.collect();
+    let credentials = config.credentials()?;
+    let mut options = config.options()?;
+    let (connect_timeout, keep_alive) =
+        (options.duration("connect-timeout")?, options.duration("keep-alive")?);
+    options.finish()?;
+    let read = EtcdConfig::new(endpoints).with(|c| {
+        c.user = credentials.user().map(str::to_owned);
+        c.password = credentials.expose_password().map(str::to_owned);
+        c.connect_timeout = connect_timeout.unwrap_or(c.connect_timeout);
+        c.keep_alive = keep_alive.unwrap_or(c.keep_alive);
+    });
+    read.check()?;
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lockcore::{StoreUrl, config::Registry};
+
+    use super::*;
+
+    #[test]
+    fn addresses_become_configurations() {
+        let url = StoreUrl::parse("etcd://locks:s3cret@a,[::1]:99?keep-alive=3s").unwrap();
+        let read = read(&BackendConfig::new(url)).unwrap();
+        assert_eq!(read.endpoints, ["http://a:2379", "http://[::1]:99"]);
+        assert_eq!((read.user.as_deref(), read.password.as_deref()), (Some("locks"), Some("s3cret")));
+        assert_eq!(read.keep_alive, Duration::from_secs(3));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        let registry = Registry::new().with(Etcd);
+        for (url, says) in [
+            ("etcd://a/locks", "no path"),
+            ("etcd://a?keepalive=1s", "keepalive"),
+            ("etcd://a?keep-alive=0s", "keep_alive"),
+        ] {
+            let refused = match StoreUrl::parse(url) {
+                Ok(url) => registry.check(&BackendConfig::new(url)).unwrap_err(),
+                Err(error) => error,
+            };
+            assert!(refused.to_string().contains(says), "{url}: {refused}");
+        }
+    }
+}
