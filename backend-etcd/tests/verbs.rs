@@ -9,7 +9,7 @@ use lockcore::backend::*;
 
 #[tokio::test]
 async fn a_lock_is_taken_renewed_and_released_beside_a_longer_name() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let first = backend.acquire(&call(), &request("a")).await.unwrap();
     let refused = backend.acquire(&call(), &request("a")).await.unwrap_err();
@@ -28,7 +28,7 @@ async fn a_lock_is_taken_renewed_and_released_beside_a_longer_name() {
 
 #[tokio::test]
 async fn waiters_are_served_in_order_with_growing_fences() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let mut held = backend.acquire(&call(), &request("q")).await.unwrap();
     let mut waiters = Vec::new();
@@ -51,7 +51,7 @@ async fn waiters_are_served_in_order_with_growing_fences() {
 
 #[tokio::test]
 async fn a_break_takes_a_fence_of_its_own_and_tells_the_holder() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let (backend, operator) = (server.backend().await, server.backend().await);
     let name = LockName::parse("b").unwrap();
     let held = backend.acquire(&call(), &request("b")).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_break_takes_a_fence_of_its_own_and_tells_the_holder() {
 
 #[tokio::test]
 async fn floors_are_raised_by_a_holder_and_from_outside_with_a_waiter_in_the_queue() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let (backend, other) = (server.backend().await, server.backend().await);
     let held = backend.acquire(&call(), &request("f")).await.unwrap();
     let waiting = request("f").waiting_until(Moment::MAX);
@@ -118,7 +118,7 @@ async fn floors_are_raised_by_a_holder_and_from_outside_with_a_waiter_in_the_que
 
 #[tokio::test]
 async fn another_connection_renews_resolves_and_releases_by_the_record() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let (first, second) = (server.backend().await, server.backend().await);
     let asked = request_of("r", Duration::from_secs(3));
     let held = first.acquire(&call(), &asked).await.unwrap();
@@ -137,7 +137,7 @@ async fn another_connection_renews_resolves_and_releases_by_the_record() {
 
 #[tokio::test]
 async fn a_late_release_or_renewal_spares_the_same_owners_next_holding() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let asked = request("again");
     let first = backend.acquire(&call(), &asked).await.unwrap();
@@ -156,7 +156,7 @@ async fn a_late_release_or_renewal_spares_the_same_owners_next_holding() {
 
 #[tokio::test]
 async fn a_preflight_tells_of_old_versions_dead_members_and_the_shortest_ttl() {
-    let server = Server::start();
+    let Some(server) = Server::start() else { return };
     let backend = server.backend().await;
     let version = server.admin().await.status().await.unwrap().version().to_owned();
     let found = backend.preflight(&call()).await.unwrap();
