@@ -43,7 +43,7 @@ Exit codes of our own: 111 busy, 112 waited in vain, 113 lost, 114 uncertain, 11
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  cron: skip quietly when another machine is at it, mail only on trouble
+  cron: skip quietly when another run is at it, mail only on trouble
     lockctl run -E 0 --max-hold 2h nightly/report -- /opt/shop/report.sh
   wait up to ten minutes, then give up with 112
     lockctl run --wait 10m deploy -- ./deploy.sh

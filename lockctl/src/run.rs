@@ -4,7 +4,8 @@ use std::{
     cell::OnceCell,
     env,
     ffi::OsString,
-    fs, io,
+    fs,
+    io::{self, Write as _},
     path::Path,
     time::{Duration, SystemTime},
 };
@@ -429,9 +430,15 @@ impl Report {
             "command": self.command,
             "message": sentence,
         });
+        let text = format!("{whole}\n");
+        // What a link points to is what is meant; a device or a pipe is written to, never replaced.
+        let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes());
+        }
         let mut draft = path.as_os_str().to_owned();
         draft.push(format!(".{}.draft", std::process::id()));
-        fs::write(&draft, format!("{whole}\n"))?;
+        fs::write(&draft, text)?;
         fs::rename(&draft, path).inspect_err(|_| {
             let _ = fs::remove_file(&draft);
         })

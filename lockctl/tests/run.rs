@@ -428,6 +428,28 @@ fn the_status_file_tells_a_code_of_the_command_from_ours() {
 }
 
 #[test]
+fn a_status_file_that_is_a_pipe_or_a_link_is_not_replaced() {
+    let stage = Stage::new();
+    let (target, link, pipe) = (stage.path("real.json"), stage.path("link.json"), stage.path("pipe"));
+    std::fs::write(&target, "").unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let run = |file: &std::path::Path| {
+        let file = file.to_str().unwrap();
+        assert_eq!(stage.ask(&["run", "--status-file", file, "a", "--", "true"]).code, 0);
+    };
+    run(&link);
+    assert!(link.is_symlink(), "the link was replaced");
+    assert!(std::fs::read_to_string(&target).unwrap().contains("lockctl/status/1"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read_to_string(pipe).unwrap()
+    });
+    run(&pipe);
+    assert!(reader.join().unwrap().contains("lockctl/status/1"), "the pipe was not written to");
+}
+
+#[test]
 fn events_are_lines_of_json_when_asked() {
     let stage = Stage::new();
     let mut run =
