@@ -409,10 +409,21 @@ impl Run {
     }
 
     fn next(&mut self) -> Result<Line, Anything> {
-        let line =
-            self.lines.recv_timeout(WATCHDOG).map_err(|_| "no worker has said anything for a minute")?;
-        self.show(&line);
-        Ok(line)
+        let begun = Instant::now();
+        loop {
+            if let Ok(line) = self.lines.recv_timeout(Duration::from_millis(200)) {
+                self.show(&line);
+                return Ok(line);
+            }
+            for (name, worker) in &mut self.workers {
+                if let Some(status) = worker.try_wait()?.filter(|status| !status.success()) {
+                    return Err(format!("{name} ended with {status}").into());
+                }
+            }
+            if begun.elapsed() > WATCHDOG {
+                return Err("no worker has said anything for a minute".into());
+            }
+        }
     }
 
     fn show(&mut self, line: &Line) {
