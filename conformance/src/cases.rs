@@ -10,10 +10,14 @@ mod config;
 mod expiry;
 mod faults;
 mod lost_replies;
+mod migration;
 mod names;
+mod operators;
 mod ownership;
 mod pause;
 mod renewal;
+mod scale;
+mod soak;
 mod stale_fence;
 mod waiting;
 
@@ -32,9 +36,13 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         cancel::CASES,
         lost_replies::CASES,
         faults::CASES,
+        soak::CASES,
         clocks::CASES,
         config::CASES,
         names::CASES,
+        scale::CASES,
+        operators::CASES,
+        migration::CASES,
     ]
     .into_iter()
     .flatten()

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockcore::{
-    Error, ErrorKind, LockName, LostReason,
-    backend::{AcquireRequest, Call, Lease, LockBackend, LockState, Moment, Owner, Released, Resolution},
+    Error, ErrorKind, LockName, LostReason, Stamp,
+    backend::{AcquireRequest, Broken, Call, Lease, LockBackend, LockState, Moment, Owner, Released, Resolution},
 };
 
 use super::Bench;
@@ -186,6 +186,14 @@ impl Client {
     /// As the backend says.
     pub async fn inspect(&self, name: &LockName) -> Result<LockState> {
         self.backend.inspect(&self.call(self.budget()), name).await
+    }
+
+    /// Takes the lock from its holder, as an operator; `expect` guards a newer holder.
+    ///
+    /// # Errors
+    /// As the backend says.
+    pub async fn break_lock(&self, name: &LockName, expect: Option<Stamp>) -> Result<Broken> {
+        self.backend.break_lock(&self.call(self.budget()), name, expect).await
     }
 
     /// Does nothing until the lease is over by its own deadline and by the server's clock, and tells the history: what
