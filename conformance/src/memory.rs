@@ -83,4 +83,7 @@ impl Wire for MemoryWire {
     fn refuse(&self, on: bool) {
         self.0.faults().unavailable(on);
     }
+    fn heal(&self) {
+        self.0.faults().heal();
+    }
 }

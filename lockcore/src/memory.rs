@@ -625,6 +625,11 @@ impl Faults {
         self.change(|s| s.cut = on);
     }
 
+    /// Ends every fault, also those that were counted and have hit nobody.
+    pub fn heal(&self) {
+        self.change(|s| *s = Switches::default());
+    }
+
     fn change(&self, change: impl FnOnce(&mut Switches)) {
         let mut switches = self.switches.grab();
         change(&mut switches);

@@ -78,4 +78,6 @@ pub trait Wire: Send + Sync {
     fn cut(&self, on: bool);
     /// Refuses every request, certainly without an effect.
     fn refuse(&self, on: bool);
+    /// Ends every fault, also those that were armed and have hit nobody.
+    fn heal(&self);
 }

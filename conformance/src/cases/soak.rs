@@ -45,6 +45,7 @@ async fn j17_random_faults_break_nothing_and_then_it_heals(bench: Bench) -> Outc
         }
     });
     tasks.await;
+    bench.wire().heal();
     let mut accepted = 0;
     for task in counted {
         accepted += task.await.expect("the task lives");
