@@ -1,6 +1,6 @@
 //! Lost replies: three outcomes, and none of them is a guess.
 
-use lockcore::{ErrorKind, Released, Verb, backend::Resolution};
+use lockcore::{ErrorKind, LostReason, Released, Verb, backend::Resolution};
 
 use crate::{
     bench::{Bench, assert_refused},
@@ -14,6 +14,7 @@ cases![
     i02_asking_again_is_one_grant,
     i03_a_lost_renewal_reply_overstates_nothing[Wire],
     i04_a_lost_release_reply_is_settled[Wire],
+    i04_a_release_asked_again_after_a_takeover_claims_nothing[Wire],
     i05_a_store_that_is_gone_is_unknown_within_the_budget[Wire],
     i06_a_recovery_that_comes_too_late_claims_nothing[Wire],
     i07_what_was_given_up_never_comes,
@@ -108,6 +109,25 @@ async fn i04_a_lost_release_reply_is_settled(bench: Bench) -> Outcome {
     assert_eq!(alice.release(&lease).await?, Released::AlreadyOver);
     let next = bob.try_acquire(&name).await?;
     bob.release(&next).await?;
+    Ok(Kept)
+}
+
+/// A release that is asked again after the lease ran out and was taken over does not say that it ended something.
+async fn i04_a_release_asked_again_after_a_takeover_claims_nothing(bench: Bench) -> Outcome {
+    let (name, bob) = (bench.fresh_name(), bench.client("bob").await);
+    let locks = bench.locks("alice", |_| {}).await;
+    let guard = locks.named(&name).acquire().await?;
+    let fault = bench.recorder().fault("cut", "alice", "", FaultClass::A1, "by the wire");
+    bench.wire().cut(true);
+    assert_eq!(guard.lost().await, LostReason::Expired);
+    bench.wire().cut(false);
+    fault.end("by the wire");
+    let live = bob.acquire(&name, bench.ttl() * 20).await?;
+    bench.wire().lose_request(Verb::Release);
+    let released = guard.release().await?;
+    assert_eq!(released, Released::AlreadyOver, "a release after a takeover says that it ended something");
+    assert_eq!(bench.holder(&name).await, Some(live.owner), "a stale release changed the holder");
+    bob.release(&live).await?;
     Ok(Kept)
 }
 
