@@ -740,8 +740,10 @@ impl Held {
                 .await;
             match answer {
                 Ok(released) => {
-                    // An earlier try that was not heard may be what ended it.
-                    let released = if unheard { Released::Now } else { released };
+                    // While its TTL lasts, only an earlier try that was not heard can have ended it; after that
+                    // the TTL may have, and the next holder may be on record.
+                    let by_us = unheard && self.client.now() < lease.deadline.saturating_add(self.delay);
+                    let released = if by_us { Released::Now } else { released };
                     self.client
                         .tell(&self.name, digest, || EventKind::Released { fence: self.fence, released });
                     return Ok(released);
