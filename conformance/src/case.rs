@@ -37,7 +37,7 @@ impl std::fmt::Display for Unexpected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Need {
-    /// Replies that can be lost, held and delayed: [`Service::wire`](crate::Service::wire).
+    /// A wire between backend and store that can be slowed: [`Service::wire`](crate::Service::wire).
     Wire,
     /// Grants in order of arrival.
     Fair,
@@ -55,7 +55,7 @@ impl Need {
     /// Says what is missing.
     pub(crate) fn missing(self) -> &'static str {
         match self {
-            Self::Wire => "its replies cannot be lost or held here",
+            Self::Wire => "the wire between backend and store cannot be slowed here",
             Self::Fair => "it does not promise an order",
             Self::Queue => "its queue cannot be looked at",
             Self::Processes => "no other process reaches it",

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use lockcore::{
     Error, ErrorKind, LockName, LostReason, Stamp,
-    backend::{AcquireRequest, Broken, Call, Lease, LockBackend, LockState, Moment, Owner, Released, Resolution},
+    backend::{
+        AcquireRequest, Broken, Call, Lease, LockBackend, LockState, Moment, Owner, Released, Resolution,
+    },
 };
 
 use super::Bench;

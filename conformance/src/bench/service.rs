@@ -44,7 +44,8 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// Returns the switches for lost, held and late replies. Body: not offered.
+    /// Returns the switches for lost, held and late replies between backend and store. Body: not offered; the suite then
+    /// loses and holds them at the backend's door.
     fn wire(&self) -> Option<&dyn Wire> {
         None
     }

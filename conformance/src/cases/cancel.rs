@@ -12,7 +12,7 @@ use crate::{
 cases![
     h01_a_dropped_waiter_leaves_the_queue,
     h02_an_acquire_dropped_at_any_await_leaves_nothing,
-    h03_a_grant_on_its_way_to_a_dropped_future_is_cleared_away[Wire],
+    h03_a_grant_on_its_way_to_a_dropped_future_is_cleared_away,
     h04_a_dropped_guard_is_released,
     h05_a_release_dropped_at_any_await_goes_on,
 ];

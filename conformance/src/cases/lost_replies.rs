@@ -9,14 +9,14 @@ use crate::{
 };
 
 cases![
-    i01_a_lost_reply_is_recovered[Wire],
-    i01_a_lost_reply_is_unknown_and_resolves[Wire],
+    i01_a_lost_reply_is_recovered,
+    i01_a_lost_reply_is_unknown_and_resolves,
     i02_asking_again_is_one_grant,
-    i03_a_lost_renewal_reply_overstates_nothing[Wire],
-    i04_a_lost_release_reply_is_settled[Wire],
-    i04_a_release_asked_again_after_a_takeover_claims_nothing[Wire],
-    i05_a_store_that_is_gone_is_unknown_within_the_budget[Wire],
-    i06_a_recovery_that_comes_too_late_claims_nothing[Wire],
+    i03_a_lost_renewal_reply_overstates_nothing,
+    i04_a_lost_release_reply_is_settled,
+    i04_a_release_asked_again_after_a_takeover_claims_nothing,
+    i05_a_store_that_is_gone_is_unknown_within_the_budget,
+    i06_a_recovery_that_comes_too_late_claims_nothing,
     i07_what_was_given_up_never_comes,
 ];
 

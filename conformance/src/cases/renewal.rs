@@ -11,10 +11,10 @@ use crate::{
 cases![
     f01_a_renewal_moves_the_deadline_and_nothing_else,
     f02_a_guard_holds_for_many_ttls,
-    f03_one_lost_renewal_loses_nothing[Wire],
-    f04_an_unreachable_store_is_a_loss_at_the_deadline[Wire],
+    f03_one_lost_renewal_loses_nothing,
+    f04_an_unreachable_store_is_a_loss_at_the_deadline,
     f05_nothing_renews_what_has_ended,
-    f06_a_second_lease_is_renewed_after_a_loss[Wire],
+    f06_a_second_lease_is_renewed_after_a_loss,
     f07_a_renewal_after_a_takeover_is_refused,
     f08_a_renewal_never_creates,
     f09_a_renewal_never_shortens,

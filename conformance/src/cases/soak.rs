@@ -10,7 +10,7 @@ use crate::{
     history::{Demand, FaultClass, Verdict},
 };
 
-cases![j17_random_faults_break_nothing_and_then_it_heals[Wire]];
+cases![j17_random_faults_break_nothing_and_then_it_heals];
 
 /// Six clients count at three resources while requests and replies are lost, held, late and cut; every count that the
 /// resource took is there exactly once, and after the last fault everybody gets the lock.

@@ -13,7 +13,7 @@ use crate::{
 cases![
     g01_a_release_wakes_a_waiter,
     g03_a_wait_ends_with_its_budget,
-    g03_a_wait_ends_also_when_nothing_answers[Wire],
+    g03_a_wait_ends_also_when_nothing_answers,
     g04_waiters_are_served_in_order[Fair, Queue],
     g06_a_storm_of_hand_offs_counts_right,
     g07_a_waiter_that_leaves_frees_nobody_and_blocks_nobody,
