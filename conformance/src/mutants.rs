@@ -3,12 +3,16 @@
 //! Each mutant wraps the in-memory backend, is played through the case that guards the promise it breaks, and must be
 //! caught with the words of that promise; a crash or another failure does not count.
 
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    process::ExitCode,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    time::Duration,
+};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use lockcore::{LockName, backend::*, memory::MemoryBackend};
 
-use crate::{MemoryService, Service, Wire, bench::Flaw, cases, suite::play};
+use crate::{Case, MemoryService, Need, Service, Wire, bench::Flaw, cases, suite::play};
 
 /// One deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,34 @@ enum Mutant {
     ResourceNoTieBreak,
     ResourceNoOperations,
     ResourceStrictlyGreater,
+    RetryByAnotherOwner,
+    RenewalGivesUpAfterAnError,
+    FirstErrorIsALoss,
+    LostRenewalReplyCounts,
+    RenewOnlyHere,
+    RenewChangesTheFence,
+    LeavingWaiterFreesTheLock,
+    WaiterGrantedByPatience,
+    WaiterGoesToTheEnd,
+    LockDelayIgnored,
+    ServerEndsEarly,
+    ServerNeverEnds,
+    RefusedTryStays,
+    ReleaseTakesNeighbours,
+    AbandonForgetsLateCopies,
+    DeadlineOnTheWallClock,
+    OwnerInDebug,
+    LookProlongs,
+    BreakIgnoresTheExpectation,
+    BreakKeepsTheFence,
+    ListIgnoresTheSegment,
+    ListRepeats,
+    RaiseDoesNothing,
+    RaiseByAnybody,
+    RaiseLowers,
+    HighWaterOfTheHeldOnly,
+    PreflightClaimsMore,
+    StoreForgetsAtRandom,
 }
 
 use Mutant::*;
@@ -91,11 +123,52 @@ const KILLS: &[(Mutant, &str, &str)] = &[
     (ResourceNoTieBreak, "e02_", "an equal fence of another owner was let through"),
     (ResourceNoOperations, "e02_", "a retry was applied twice"),
     (ResourceStrictlyGreater, "e02_", "the holder's next write was refused"),
+    (RetryByAnotherOwner, "i01_a_lost_reply_is_recovered", "unexpected Unknown"),
+    (RenewalGivesUpAfterAnError, "f03_", "was not made up for"),
+    (FirstErrorIsALoss, "f03_", "one lost renewal is told as something else"),
+    (LostRenewalReplyCounts, "i03_", "a lost reply is not unknown"),
+    (RenewOnlyHere, "f01_", "are left on the server"),
+    (RenewOnlyHere, "f02_", "a renewed lock was granted"),
+    (RenewChangesTheFence, "f01_", "a renewal changed the holding"),
+    (LeavingWaiterFreesTheLock, "g07_", "granted while the lock is held"),
+    (WaiterGrantedByPatience, "g07_", "granted while the lock is held"),
+    (WaiterGoesToTheEnd, "g04_", "served out of order"),
+    (LockDelayIgnored, "c06_", "after the deadline of an unclean end"),
+    (ServerEndsEarly, "c02_", "granted before the holder's deadline"),
+    (ServerNeverEnds, "c01_", "unexpected WaitTimeout"),
+    (RefusedTryStays, "a02_", "a refused try stands in the queue"),
+    (ReleaseTakesNeighbours, "a04_", "went with another"),
+    (AbandonForgetsLateCopies, "i07_", "a late copy"),
+    (DeadlineOnTheWallClock, "k03_", "are left of"),
+    (OwnerInDebug, "b06_", "an owner shows"),
+    (LookProlongs, "p01_", "a look prolonged the lease"),
+    (BreakIgnoresTheExpectation, "p03_", "a break hit another holder"),
+    (BreakKeepsTheFence, "p02_", "is not above"),
+    (ListIgnoresTheSegment, "p04_", "listed under"),
+    (ListRepeats, "p04_", "the pages do not end"),
+    (RaiseDoesNothing, "o02_", "a lower number lowered the floor"),
+    (RaiseByAnybody, "o05_", "a former holder raised the fence"),
+    (RaiseLowers, "o02_", "a lower number lowered the floor"),
+    (HighWaterOfTheHeldOnly, "o06_", "above the high water"),
+    (PreflightClaimsMore, "m03_", "preflight claims more"),
+    (ReleaseWithoutOwner, "j17_", "S3 no foreign effect"),
+    (StoreForgetsAtRandom, "j17_", "S2 exclusion"),
 ];
 
-/// Plays every mutant through its cases: the `main` of a test that proves the suite. Prints which case killed which.
+/// Plays every mutant through its cases: the `main` of a test that proves the suite.
+///
+/// With `LOCK_KILL_MATRIX=FILE` it plays every mutant through every case instead, and writes who killed whom: a case
+/// that kills nothing guards nothing that was tried, and a mutant that a single case kills marks a thin spot.
 pub fn kill_all() -> ExitCode {
     let arguments = Arguments::from_args();
+    // A mutant is meant to make cases panic; what they said is in the verdict.
+    std::panic::set_hook(Box::new(|_| {}));
+    if let Some(path) = std::env::var_os("LOCK_KILL_MATRIX") {
+        return match std::fs::write(&path, matrix()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
     let trials = KILLS
         .iter()
         .map(|&(mutant, case, says)| {
@@ -110,16 +183,57 @@ fn kill(mutant: Mutant, prefix: &str, says: &str) -> Result<(), Failed> {
     let Some(case) = cases::all().find(|case| case.name().starts_with(prefix)) else {
         return Err(format!("there is no case {prefix}").into());
     };
-    let start = Arc::new(move || -> std::pin::Pin<Box<dyn Future<Output = Arc<dyn Service>>>> {
-        Box::pin(async move {
-            Arc::new(BrokenService { inner: MemoryService::start(), mutant }) as Arc<dyn Service>
-        })
-    });
-    match play("mutant", case, start, 1).failure {
+    match play_mutant(mutant, case) {
         None => Err(format!("{mutant:?} survives {}", case.name()).into()),
         Some(failure) if failure.contains(says) => Ok(()),
         Some(failure) => Err(format!("{mutant:?} was killed, but not by {says:?}:\n{failure}").into()),
     }
+}
+
+/// Plays a mutant through a case, and returns why it failed. Virtual time may stand still under a mutant, so real time
+/// bounds it.
+fn play_mutant(mutant: Mutant, case: &'static Case) -> Option<String> {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let start = Arc::new(move || -> std::pin::Pin<Box<dyn Future<Output = Arc<dyn Service>>>> {
+            Box::pin(async move {
+                Arc::new(BrokenService { inner: MemoryService::start(), mutant }) as Arc<dyn Service>
+            })
+        });
+        let _ = tell.send(play("mutant", case, start, 1).failure);
+    });
+    told.recv_timeout(Duration::from_secs(20)).unwrap_or_else(|_| Some("nothing moved for 20 s".into()))
+}
+
+/// Plays every mutant that is named above through every case that memory can play.
+fn matrix() -> String {
+    let mut mutants: Vec<Mutant> = KILLS.iter().map(|(mutant, ..)| *mutant).collect();
+    mutants.dedup();
+    let cases: Vec<&'static Case> =
+        cases::all().filter(|case| !case.needs.contains(&Need::Processes)).collect();
+    let mut kills = vec![0_u32; cases.len()];
+    let mut text =
+        String::from("# Mutants, and the cases that kill them\n\n| mutant | killed by |\n|---|---|\n");
+    let mut done: Vec<Mutant> = Vec::new();
+    for mutant in mutants {
+        if done.contains(&mutant) {
+            continue;
+        }
+        done.push(mutant);
+        let mut killers = Vec::new();
+        for (n, case) in cases.iter().enumerate() {
+            if play_mutant(mutant, case).is_some() {
+                kills[n] += 1;
+                killers.push(case.name().split('_').next().unwrap_or_default());
+            }
+        }
+        text += &format!("| {mutant:?} | {} |\n", killers.join(" "));
+    }
+    text += "\n| case | kills |\n|---|---|\n";
+    for (case, kills) in cases.iter().zip(kills) {
+        text += &format!("| {} | {kills} |\n", case.name());
+    }
+    text
 }
 
 struct BrokenService {
@@ -130,7 +244,7 @@ struct BrokenService {
 #[async_trait]
 impl Service for BrokenService {
     async fn connect(&self) -> Arc<dyn LockBackend> {
-        Arc::new(Broken { store: self.inner.store().clone(), mutant: self.mutant })
+        Arc::new(Broken { store: self.inner.store().clone(), mutant: self.mutant, seen: Mutex::default() })
     }
     async fn holder(&self, name: &LockName) -> Option<Owner> {
         self.inner.holder(&folded(self.mutant, name)).await
@@ -165,10 +279,22 @@ impl Service for BrokenService {
 }
 
 /// The in-memory backend with one mistake.
-#[derive(Debug)]
 struct Broken {
     store: MemoryBackend,
     mutant: Mutant,
+    /// Owners for which something went wrong, and what a careless `Debug` shows.
+    seen: Mutex<Vec<Owner>>,
+}
+
+impl std::fmt::Debug for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Broken");
+        if self.is(OwnerInDebug) {
+            let hex = |owner: &Owner| owner.expose().iter().map(|b| format!("{b:02x}")).collect::<String>();
+            shown.field("seen", &self.seen().iter().map(hex).collect::<Vec<_>>());
+        }
+        shown.field("mutant", &self.mutant).finish()
+    }
 }
 
 fn folded(mutant: Mutant, name: &LockName) -> LockName {
@@ -181,6 +307,10 @@ fn folded(mutant: Mutant, name: &LockName) -> LockName {
 impl Broken {
     fn is(&self, mutant: Mutant) -> bool {
         self.mutant == mutant
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Vec<Owner>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a lease that the server never granted like this.
@@ -231,9 +361,52 @@ impl LockBackend for Broken {
             let detached = tokio::spawn(async move { store.acquire(&call, &asked).await });
             return detached.await.map_err(|_| Error::new(ErrorKind::Unknown, "gone"))?;
         }
+        if self.is(RetryByAnotherOwner) && call.attempt() > 1 {
+            asked = AcquireRequest::new(request.name().clone(), request.ttl());
+            if let Some(end) = request.wait_until() {
+                asked = asked.waiting_until(end);
+            }
+        }
+        if self.is(StoreForgetsAtRandom) && self.store.requests(Verb::Acquire) % 16 == 15 {
+            self.store.steal(request.name());
+        }
         let owned = self.store.holder(request.name(), call.now()) == Some(*request.owner());
-        match self.store.acquire(call, &asked).await {
+        let sent = call.now();
+        let answer = match request.wait_until() {
+            Some(_) if self.is(WaiterGrantedByPatience) => {
+                let patience = call.now().saturating_add(request.ttl());
+                tokio::select! {
+                    answer = self.store.acquire(call, &asked) => answer,
+                    () = call.clock().sleep_until(patience) => {
+                        let fence = self.last_fence(call, request.name()).await;
+                        return self.made_up(call, request, request.ttl(), Fence::new(fence.get() + 1)?);
+                    }
+                }
+            }
+            _ => self.store.acquire(call, &asked).await,
+        };
+        match answer {
             Ok(lease) => match self.mutant {
+                LockDelayIgnored => {
+                    Ok(self.store.cut_short(&lease, sent, request.ttl().saturating_sub(call.lock_delay())))
+                }
+                ServerEndsEarly => Ok(self.store.cut_short(&lease, sent, request.ttl() / 2)),
+                ServerNeverEnds => Ok(self.store.cut_short(&lease, sent, request.ttl() * 10_000)),
+                WaiterGoesToTheEnd
+                    if lease.fence.get() % 2 == 0 && self.store.waiters(request.name()) > 0 =>
+                {
+                    self.store.release(call, &lease).await?;
+                    self.store.acquire(call, &asked).await
+                }
+                DeadlineOnTheWallClock => {
+                    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                    let wall = wall.map_or(u64::MAX, |wall| wall.as_nanos() as u64);
+                    request.granted(call, Moment::from_nanos(wall), request.ttl(), lease.fence)
+                }
+                OwnerInDebug => {
+                    self.seen().push(lease.owner);
+                    Ok(lease)
+                }
                 DeadlineFromTheReply => self.made_up(call, request, request.ttl(), lease.fence),
                 DeadlineFromTwiceTheTtl => Ok(call.renewed(&lease, call.now(), request.ttl() * 2)),
                 FenceDoesNotGrow => self.made_up(call, request, request.ttl(), Fence::MIN),
@@ -262,6 +435,14 @@ impl LockBackend for Broken {
                     let fence = self.last_fence(call, request.name()).await;
                     self.made_up(call, request, request.ttl(), Fence::new(fence.get() + 1)?)
                 }
+                (RefusedTryStays, ErrorKind::Held) => {
+                    let (store, call) = (self.store.clone(), call.clone());
+                    let stays = asked.clone().waiting_until(Moment::MAX);
+                    let mut stays = Box::pin(async move { store.acquire(&call, &stays).await });
+                    let _ = crate::bench::poll_once(&mut stays).await;
+                    tokio::spawn(stays);
+                    Err(error)
+                }
                 (RefusalNamesNobody, ErrorKind::Held) => Err(Error::held_by(ErrorKind::Held, None)),
                 (BusyWhenUnavailable, ErrorKind::Unavailable) => Err(Error::held_by(ErrorKind::Held, None)),
                 _ => Err(error),
@@ -274,7 +455,25 @@ impl LockBackend for Broken {
         if self.is(NamespaceIgnored) {
             return self.store.renew(&call.in_namespace("")?, lease, ttl).await;
         }
+        if self.is(RenewOnlyHere) {
+            return Ok(call.renewed(lease, sent, ttl));
+        }
+        if self.is(RenewalGivesUpAfterAnError) && self.seen().contains(&lease.owner) {
+            return Err(Error::new(ErrorKind::Unknown, "gave up renewing"));
+        }
         match self.store.renew(call, lease, ttl).await {
+            Err(error) if error.kind() == ErrorKind::Unknown => match self.mutant {
+                FirstErrorIsALoss => Err(Error::lost(LostReason::Taken)),
+                LostRenewalReplyCounts => Ok(call.renewed(lease, call.now(), ttl)),
+                _ => {
+                    self.seen().push(lease.owner);
+                    Err(error)
+                }
+            },
+            Ok(mut renewed) if self.is(RenewChangesTheFence) => {
+                renewed.fence = Fence::new(renewed.fence.get() + 1)?;
+                Ok(renewed)
+            }
             Ok(renewed) if self.is(RenewShortens) => Ok(self.store.cut_short(&renewed, sent, ttl)),
             Err(error) if error.kind() == ErrorKind::Lost => match self.mutant {
                 RenewWithoutOwner => Ok(call.renewed(lease, sent, ttl)),
@@ -293,6 +492,12 @@ impl LockBackend for Broken {
         match self.mutant {
             ReleaseWithoutOwner => {
                 self.store.steal(&lease.name);
+                Ok(Released::Now)
+            }
+            ReleaseTakesNeighbours => {
+                for name in self.store.list(call, None, None).await? {
+                    self.store.steal(&name);
+                }
                 Ok(Released::Now)
             }
             ReleaseDoesNothing => Ok(Released::Now),
@@ -319,17 +524,100 @@ impl LockBackend for Broken {
     }
 
     async fn inspect(&self, call: &Call, name: &LockName) -> Result<LockState> {
-        self.store.inspect(call, name).await
+        let state = self.store.inspect(call, name).await?;
+        if self.is(LookProlongs)
+            && let (Some(owner), Some(holder)) = (self.store.holder(name, call.now()), &state.holder)
+        {
+            let mut request = AcquireRequest::new(name.clone(), holder.remaining * 4).granted(
+                call,
+                call.now(),
+                holder.remaining * 4,
+                holder.fence,
+            )?;
+            request.owner = owner;
+            let _ = self.store.renew(call, &request, holder.remaining * 4).await;
+        }
+        Ok(state)
+    }
+
+    async fn raise(&self, call: &Call, lease: &Lease, floor: Fence) -> Result<()> {
+        match self.mutant {
+            RaiseDoesNothing => Ok(()),
+            RaiseByAnybody => self.store.raise_fence(call, &lease.name, floor).await.map(drop),
+            _ => self.store.raise(call, lease, floor).await,
+        }
+    }
+
+    async fn raise_fence(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
+        match self.mutant {
+            RaiseDoesNothing => Ok(floor),
+            RaiseLowers => self.store.raise_fence(call, name, floor).await.map(|_| floor),
+            _ => self.store.raise_fence(call, name, floor).await,
+        }
+    }
+
+    async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
+        match self.mutant {
+            HighWaterOfTheHeldOnly => Ok(None),
+            _ => self.store.high_water(call).await,
+        }
+    }
+
+    async fn break_lock(
+        &self,
+        call: &Call,
+        name: &LockName,
+        expect: Option<Stamp>,
+    ) -> Result<lockcore::backend::Broken> {
+        let expect = if self.is(BreakIgnoresTheExpectation) { None } else { expect };
+        let mut broken = self.store.break_lock(call, name, expect).await?;
+        if self.is(BreakKeepsTheFence)
+            && let Some(holder) = &broken.holder
+        {
+            broken.floor = holder.fence;
+        }
+        Ok(broken)
+    }
+
+    async fn list(
+        &self,
+        call: &Call,
+        prefix: Option<&LockName>,
+        after: Option<&LockName>,
+    ) -> Result<Vec<LockName>> {
+        match (self.mutant, prefix) {
+            (ListIgnoresTheSegment, Some(prefix)) => {
+                let mut names = self.store.list(call, None, after).await?;
+                names.retain(|name| name.as_str().starts_with(prefix.as_str()));
+                Ok(names)
+            }
+            (ListRepeats, _) => self.store.list(call, prefix, None).await,
+            _ => self.store.list(call, prefix, after).await,
+        }
     }
 
     async fn abandon(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
         match self.mutant {
             AbandonDoesNothing | CancelledWaiterStays => Ok(()),
+            LeavingWaiterFreesTheLock => {
+                self.store.steal(request.name());
+                self.store.abandon(call, request).await
+            }
+            AbandonForgetsLateCopies => {
+                if self.store.holder(request.name(), call.now()) == Some(*request.owner()) {
+                    self.store.steal(request.name());
+                }
+                Ok(())
+            }
             _ => self.store.abandon(call, request).await,
         }
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
-        self.store.preflight(call).await
+        let mut preflight = self.store.preflight(call).await?;
+        if self.is(PreflightClaimsMore) {
+            preflight.capabilities.consistency = Consistency::Linearizable;
+        }
+        Ok(preflight)
     }
 }

@@ -58,9 +58,12 @@ impl Door {
             let mut s = self.switches();
             (use_up(&mut s.lost_requests, verb), use_up(&mut s.lost_replies, verb))
         };
-        self.until(|s| !s.cut).await;
-        // A request that reaches the server after its call ended does nothing.
-        if self.switches().refuse || call.now() > call.deadline() {
+        if self.switches().cut {
+            // It went into the cut: the backend counts from when it sends, so a request cannot wait here and go on.
+            self.until(|s| !s.cut).await;
+            return Err(Error::new(ErrorKind::Unknown, "the line was cut at the door"));
+        }
+        if self.switches().refuse {
             return Err(Error::new(ErrorKind::Unavailable, "refused at the door"));
         }
         if lost_request {

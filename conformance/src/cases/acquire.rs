@@ -50,6 +50,8 @@ async fn a02_contended_try(bench: Bench) -> Outcome {
     let holder = refused.holder().expect("the refusal does not name the holder");
     assert_eq!(holder.stamp(), lease.stamp(), "the refusal names another holder");
     assert_eq!(bench.holder(&name).await, Some(lease.owner), "the refusal changed the holder");
+    let waiters = alice.inspect(&name).await?.waiters.unwrap_or(0);
+    assert_eq!(waiters, 0, "a refused try stands in the queue");
     drop(alice.renew(&lease).await?);
     assert_eq!(alice.release(&lease).await?, Released::Now);
     let next = bob.try_acquire(&name).await?;

@@ -53,6 +53,9 @@ async fn m03_preflight_answers(bench: Bench) -> Outcome {
     let locks = bench.locks("alice", |_| {}).await;
     let preflight = locks.preflight().await?;
     let (claimed, stands) = (bench.capabilities(), &preflight.capabilities);
-    assert!(stands.consistency <= claimed.consistency && stands.fence <= claimed.fence, "{preflight:?}");
+    assert!(
+        stands.consistency <= claimed.consistency && stands.fence <= claimed.fence,
+        "preflight claims more: {preflight:?}"
+    );
     Ok(Kept)
 }

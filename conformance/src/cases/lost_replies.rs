@@ -173,6 +173,8 @@ async fn i07_what_was_given_up_never_comes(bench: Bench) -> Outcome {
     alice.abandon(&request).await?;
     assert_eq!(bench.holder(&name).await, None, "an abandoned acquisition still holds");
     alice.abandon(&request).await?;
+    let late = alice.backend().acquire(&alice.call(alice.budget()), &request).await;
+    assert!(late.is_err(), "a late copy of what was given up was granted: {late:?}");
     let next = alice.try_acquire(&name).await?;
     assert!(next.fence > lease.fence, "{:?} after {:?}", next.fence, lease.fence);
     alice.release(&next).await?;

@@ -97,11 +97,13 @@ async fn n03_namespaces_do_not_meet(bench: Bench) -> Outcome {
 async fn n04_the_extremes_of_waiting_are_no_panic(bench: Bench) -> Outcome {
     let name = bench.fresh_name();
     let locks = bench.locks("alice", |_| {}).await;
-    for lock in [
-        locks.named(&name).wait(std::time::Duration::ZERO),
-        locks.named(&name).wait(std::time::Duration::MAX),
-        locks.named(&name).wait_forever(),
-    ] {
+    // No time at all is not enough for every network; it ends at once all the same, and leaves nothing.
+    match locks.named(&name).wait(std::time::Duration::ZERO).acquire().await {
+        Ok(guard) => drop(guard.release().await?),
+        Err(error) => assert!(error.kind().is_transient(), "no time to wait is a mistake: {error}"),
+    }
+    locks.flush().await;
+    for lock in [locks.named(&name).wait(std::time::Duration::MAX), locks.named(&name).wait_forever()] {
         lock.acquire().await?.release().await?;
     }
     Ok(Kept)

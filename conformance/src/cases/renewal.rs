@@ -65,9 +65,9 @@ async fn f03_one_lost_renewal_loses_nothing(bench: Bench) -> Outcome {
     let locks = bench.locks("alice", |_| {}).await;
     let guard = locks.named(&name).acquire().await?;
     bench.wire().lose_request(Verb::Renew);
-    assert_eq!(guard.changed().await, State::Uncertain);
+    assert_eq!(guard.changed().await, State::Uncertain, "one lost renewal is told as something else");
     guard.stamp()?;
-    assert_eq!(guard.changed().await, State::Held);
+    assert_eq!(guard.changed().await, State::Held, "one lost renewal was not made up for");
     bench.pass(bench.ttl() * 3).await;
     guard.stamp()?;
     guard.release().await?;
