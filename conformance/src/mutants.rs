@@ -49,6 +49,7 @@ enum Mutant {
     ResourceNoTieBreak,
     ResourceNoOperations,
     ResourceStrictlyGreater,
+    ResourceFloorInMemory,
     RetryByAnotherOwner,
     RenewalGivesUpAfterAnError,
     FirstErrorIsALoss,
@@ -123,6 +124,7 @@ const KILLS: &[(Mutant, &str, &str)] = &[
     (ResourceNoTieBreak, "e02_", "an equal fence of another owner was let through"),
     (ResourceNoOperations, "e02_", "a retry was applied twice"),
     (ResourceStrictlyGreater, "e02_", "the holder's next write was refused"),
+    (ResourceFloorInMemory, "e04_", "a restart let the stale fence through"),
     (RetryByAnotherOwner, "i01_a_lost_reply_is_recovered", "unexpected Unknown"),
     (RenewalGivesUpAfterAnError, "f03_", "was not made up for"),
     (FirstErrorIsALoss, "f03_", "one lost renewal is told as something else"),
@@ -294,6 +296,7 @@ impl Service for BrokenService {
             ResourceNoTieBreak => Some(Flaw::NoTieBreak),
             ResourceNoOperations => Some(Flaw::NoOperations),
             ResourceStrictlyGreater => Some(Flaw::StrictlyGreater),
+            ResourceFloorInMemory => Some(Flaw::FloorInMemory),
             _ => None,
         }
     }

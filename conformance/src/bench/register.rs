@@ -30,6 +30,8 @@ pub enum Flaw {
     NoOperations,
     /// The same holder's second operation is refused.
     StrictlyGreater,
+    /// The floor is not on disk.
+    FloorInMemory,
 }
 
 impl Register {
@@ -64,6 +66,30 @@ impl Register {
         };
         self.log.judged(stamp, op, Access::Write, verdict, self.floor, Some(self.value));
         verdict
+    }
+
+    /// Stops and starts again from what is on disk: text, so that nothing but what was written comes back.
+    #[must_use]
+    pub fn restarted(self) -> Self {
+        let mut disk = self.floor.map(|stamp| format!("floor {stamp}\n")).unwrap_or_default();
+        disk += &format!("value {}\n", self.value);
+        for (stamp, op) in &self.operations {
+            disk += &format!("op {stamp} {op}\n");
+        }
+        let mut started = Self::new(self.log);
+        started.flaw = self.flaw;
+        for line in disk.lines() {
+            match line.split_once(' ').expect("a word and its value") {
+                ("floor", _) if started.flaw == Some(Flaw::FloorInMemory) => {}
+                ("floor", stamp) => started.floor = Some(stamp.parse().expect("a stamp")),
+                ("value", value) => started.value = value.parse().expect("a number"),
+                (_, done) => {
+                    let (stamp, op) = done.split_once(' ').expect("a stamp and an operation");
+                    started.operations.insert((stamp.parse().expect("a stamp"), op.to_owned()));
+                }
+            }
+        }
+        started
     }
 
     /// Returns the value, for the case's own arithmetic.

@@ -38,6 +38,9 @@ async fn h01_a_dropped_waiter_leaves_the_queue(bench: Bench) -> Outcome {
 async fn h02_an_acquire_dropped_at_any_await_leaves_nothing(bench: Bench) -> Outcome {
     let locks = bench.locks("alice", |_| {}).await;
     let bob = bench.client("bob").await;
+    // Without a delay the in-memory store answers at the first poll, and there is no await to be dropped at.
+    bench.wire().delay_replies(Duration::from_millis(4));
+    let mut dropped = 0;
     for k in 0..12 {
         let name = bench.fresh_name();
         let mut acquire = Box::pin(locks.named(&name).acquire());
@@ -49,6 +52,7 @@ async fn h02_an_acquire_dropped_at_any_await_leaves_nothing(bench: Bench) -> Out
             }
             bench.pass(Duration::from_millis(1)).await;
         }
+        dropped += u32::from(!ended);
         drop(acquire);
         locks.flush().await;
         bench.until("nothing is left", async || bench.holder(&name).await.is_none()).await;
@@ -58,6 +62,7 @@ async fn h02_an_acquire_dropped_at_any_await_leaves_nothing(bench: Bench) -> Out
             break;
         }
     }
+    assert!(dropped >= 2, "the acquire ended before it could be dropped on its way: {dropped}");
     Ok(Kept)
 }
 
@@ -104,6 +109,8 @@ async fn h04_a_dropped_guard_is_released(bench: Bench) -> Outcome {
 /// A release that is polled k times and dropped goes on in the background (R16).
 async fn h05_a_release_dropped_at_any_await_goes_on(bench: Bench) -> Outcome {
     let locks = bench.locks("alice", |o| o.ttl = bench.ttl() * 40).await;
+    bench.wire().delay_replies(Duration::from_millis(4));
+    let mut dropped = 0;
     for k in 0..8 {
         let name = bench.fresh_name();
         let guard = locks.named(&name).acquire().await?;
@@ -116,6 +123,7 @@ async fn h05_a_release_dropped_at_any_await_goes_on(bench: Bench) -> Outcome {
             }
             bench.pass(Duration::from_millis(1)).await;
         }
+        dropped += u32::from(!ended);
         drop(release);
         locks.flush().await;
         assert_eq!(bench.holder(&name).await, None, "a release dropped after {k} polls was forgotten");
@@ -123,5 +131,6 @@ async fn h05_a_release_dropped_at_any_await_goes_on(bench: Bench) -> Outcome {
             break;
         }
     }
+    assert!(dropped >= 2, "the release ended before it could be dropped on its way: {dropped}");
     Ok(Kept)
 }

@@ -12,6 +12,7 @@ cases![
     e01_a_stale_write_is_refused,
     e02_a_retry_is_a_duplicate_and_a_foreign_equal_is_stale,
     e03_a_read_under_a_fence_shuts_the_former_holder_out,
+    e04_a_resource_that_restarts_remembers_its_floor,
     e05_the_fence_outlives_release_and_expiry,
     e06_a_grant_is_above_its_floor[Floor],
 ];
@@ -77,6 +78,29 @@ async fn e03_a_read_under_a_fence_shuts_the_former_holder_out(bench: Bench) -> O
     assert_eq!(register.value(), 2, "an update was lost");
     bob.release(&live).await?;
     bench.judge(|rules| rules.demand(Demand::Judged(Property::S14, 1)));
+    Ok(Kept)
+}
+
+/// A resource that restarts has its floor, its value and its operations on disk: the old fence stays refused, and a
+/// retry stays a duplicate.
+async fn e04_a_resource_that_restarts_remembers_its_floor(bench: Bench) -> Outcome {
+    let name = bench.fresh_name();
+    let (alice, bob) = (bench.client("alice").await, bench.client("bob").await);
+    let mut register = bench.register(&name);
+    let old = alice.try_acquire(&name).await?;
+    alice.release(&old).await?;
+    let new = bob.try_acquire(&name).await?;
+    assert_eq!(register.write(new.stamp(), "bob/1", 42), Verdict::Accepted, "the live holder was refused");
+    let mut register = register.restarted();
+    assert_eq!(
+        register.write(old.stamp(), "alice/1", 41),
+        Verdict::Stale,
+        "a restart let the stale fence through"
+    );
+    assert_eq!(register.write(new.stamp(), "bob/1", 42), Verdict::Duplicate, "a restart let a retry through");
+    assert_eq!(register.read(new.stamp()), Some(42), "a restart forgot the value");
+    bob.release(&new).await?;
+    bench.judge(|rules| rules.demand(Demand::StaleVerdicts(1)));
     Ok(Kept)
 }
 
