@@ -18,7 +18,7 @@ async fn l01_many_leases_of_one_client_are_all_renewed(bench: Bench) -> Outcome 
     let locks = bench.locks("alice", |o| o.ttl = ttl).await;
     let mut guards = Vec::new();
     for _ in 0..count {
-        guards.push(locks.named(&bench.fresh_name()).acquire().await?);
+        guards.push(locks.named(bench.fresh_name()).acquire().await?);
     }
     bench.pass(ttl * ttls).await;
     for guard in &guards {
