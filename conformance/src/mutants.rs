@@ -208,7 +208,7 @@ fn play_mutant(mutant: Mutant, case: &'static Case) -> Option<String> {
                 Arc::new(BrokenService { inner: MemoryService::start(), mutant }) as Arc<dyn Service>
             })
         });
-        let _ = tell.send(play("mutant", case, start, 1).failure);
+        let _ = tell.send(play("mutant", case, start, true, 1).failure);
     });
     told.recv_timeout(PATIENCE).unwrap_or_else(|_| Some(format!("no end after {PATIENCE:?}")))
 }

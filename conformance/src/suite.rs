@@ -13,7 +13,7 @@ use crate::{
     bench::{Bench, Service, child_main},
     case::{Case, Need, Verdict},
     cases,
-    history::{Outcome, check, timeline},
+    history::{History, Outcome, check, timeline},
 };
 
 /// Runs every case against a service: the `main` of a backend's `tests/conformance.rs` (`harness = false`).
@@ -81,6 +81,7 @@ impl Suite {
         }
         let arguments = Arguments::from_args();
         let offers = self.offers();
+        let virtual_time = offers.contains(&Need::VirtualTime);
         let mut missing: Vec<(&'static str, usize)> = Vec::new();
         let trials = cases::all()
             .map(|case| {
@@ -93,7 +94,7 @@ impl Suite {
                     }
                 }
                 let (profile, start) = (self.profile, self.start.clone());
-                Trial::test(name, move || match play_and_keep(profile, case, start).failure {
+                Trial::test(name, move || match play_patiently(profile, case, start, virtual_time).failure {
                     None => Ok(()),
                     Some(failure) => Err(Failed::from(failure)),
                 })
@@ -103,7 +104,7 @@ impl Suite {
             .collect();
         if !arguments.list {
             for (why, count) in &missing {
-                eprintln_once(&format!("{}: {count} cases are not run, because {why}", self.profile));
+                say(&format!("{}: {count} cases are not run, because {why}", self.profile));
             }
         }
         libtest_mimic::run(&arguments, trials).exit_code()
@@ -134,7 +135,7 @@ impl Suite {
 }
 
 #[allow(clippy::print_stderr)]
-fn eprintln_once(line: &str) {
+fn say(line: &str) {
     eprintln!("{line}");
 }
 
@@ -163,13 +164,13 @@ fn seed() -> u64 {
 }
 
 /// Plays a case; a case that only a stall of the machine spoilt is played again, twice at most.
-fn play_and_keep(profile: &'static str, case: &'static Case, start: Start) -> Played {
-    let mut played = play(profile, case, start.clone(), seed());
+fn play_patiently(profile: &'static str, case: &'static Case, start: Start, virtual_time: bool) -> Played {
+    let mut played = play(profile, case, start.clone(), virtual_time, seed());
     for _ in 0..2 {
         if !played.inconclusive {
             break;
         }
-        played = play(profile, case, start.clone(), seed());
+        played = play(profile, case, start.clone(), virtual_time, seed());
     }
     if played.inconclusive {
         played.failure.get_or_insert_with(|| "inconclusive three times: the machine stalls".into());
@@ -178,17 +179,21 @@ fn play_and_keep(profile: &'static str, case: &'static Case, start: Start) -> Pl
 }
 
 /// Plays one case once: body, then checker.
-pub(crate) fn play(profile: &'static str, case: &'static Case, start: Start, seed: u64) -> Played {
+pub(crate) fn play(
+    profile: &'static str,
+    case: &'static Case,
+    start: Start,
+    virtual_time: bool,
+    seed: u64,
+) -> Played {
     let name = format!("{profile}::{}::{}", case.topic(), case.name());
     // The case's own seed: the same for the same run seed, and different from its neighbours'.
     let seed =
         case.name().bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let stage: Arc<Mutex<Option<Bench>>> = Arc::default();
     let kept = stage.clone();
-    let (virtual_start, real_start) = (start.clone(), start);
-    let virtual_time = on_a_runtime(false, move || async move { virtual_start().await.virtual_time() });
-    let outcome = on_a_runtime(virtual_time == Some(true), move || async move {
-        let service = real_start().await;
+    let outcome = on_a_runtime(virtual_time, move || async move {
+        let service = start().await;
         let bench = Bench::new(service, seed).await;
         *kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bench.clone());
         let meter = (!bench.stage.service.virtual_time())
@@ -229,31 +234,36 @@ fn judge(name: &str, bench: &Bench, mut failure: Option<String>) -> Played {
         let found = format!("the history breaks a promise:\n{report}");
         failure = Some(failure.map_or(found.clone(), |failure| format!("{failure}\n{found}")));
     }
-    if let Some(text) = &mut failure {
-        let path = keep(name, &history, &rules);
+    // A break that the case expects is evidence, too.
+    let kept =
+        (failure.is_some() || !report.expected.is_empty()).then(|| keep(name, history.clone().under(rules)));
+    if let (Some(text), Some(path)) = (&mut failure, kept) {
+        let drawn = history.keys().first().map(|key| timeline::text(&history, Some(&report), key));
         *text = format!(
             "{text}\n  seed {} (LOCK_SEED replays the run), history {path}\n{}",
             seed(),
-            history.keys().first().map_or_else(String::new, |key| timeline::text(
-                &history,
-                Some(&report),
-                key
-            ))
+            drawn.unwrap_or_default()
         );
     }
     Played { failure, inconclusive }
 }
 
-/// Keeps a history for people and for `conformance check`.
-fn keep(name: &str, history: &crate::history::History, _rules: &crate::history::Rules) -> String {
-    let root = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), std::path::PathBuf::from);
-    let directory = root.join("conformance").join("history");
+/// Keeps a history for people and for `conformance check`; returns where, or why not.
+fn keep(name: &str, history: History) -> String {
+    let directory = kept_in();
     let path = directory.join(format!("{}.jsonl", name.replace("::", "-")));
     let written = std::fs::create_dir_all(&directory).map_err(|e| e.to_string());
     match written.and_then(|()| history.write(&path).map_err(|e| e.to_string())) {
         Ok(()) => path.display().to_string(),
         Err(error) => format!("could not be kept: {error}"),
     }
+}
+
+/// Returns `target/conformance/history`: cargo runs a test in its package's folder and puts it into `target/*/deps`.
+fn kept_in() -> std::path::PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    let target = program.ancestors().skip_while(|folder| !folder.ends_with("deps")).nth(2);
+    target.map_or_else(|| "target".into(), std::path::Path::to_path_buf).join("conformance").join("history")
 }
 
 /// A future whose panic is a value: the case's words, not a dead thread.
@@ -275,5 +285,25 @@ impl<F: Future + Unpin> Future for CatchUnwind<F> {
                 std::task::Poll::Ready(Err(text.unwrap_or_else(|| "a panic without words".into())))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryService, history::Property};
+
+    #[test]
+    fn an_expected_break_is_kept_and_judged_again_as_it_was() {
+        let case =
+            cases::all().find(|case| case.name().starts_with("j08_")).expect("the case of a removed record");
+        let start: Start =
+            Arc::new(|| Box::pin(async { Arc::new(MemoryService::start()) as Arc<dyn Service> }));
+        assert_eq!(play("kept", case, start, true, 1).failure, None);
+        let path = kept_in().join(format!("kept-{}-{}.jsonl", case.topic(), case.name()));
+        let history = History::read([&path]).expect("the history was kept");
+        let rules = history.rules().expect("the rules stand beside it");
+        let report = check(&history, rules);
+        assert!(report.passed() && report.breaks(Property::S2), "{report}");
     }
 }

@@ -73,6 +73,15 @@ impl History {
         Self { headers, events }
     }
 
+    /// Writes down under which rules it was judged, so that judging it again needs no word of them.
+    #[must_use]
+    pub fn under(mut self, rules: Rules) -> Self {
+        if let Some(header) = self.headers.first_mut() {
+            header.rules = Some(Box::new(rules));
+        }
+        self
+    }
+
     /// Reads files and joins them.
     ///
     /// # Errors
