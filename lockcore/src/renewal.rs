@@ -163,12 +163,16 @@ impl Drop for Alive {
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Work {
+    /// Without a thread or a runtime the engine counts as ended: the next acquire tries anew, and until then leases end
+    /// at their deadline, by the clock.
     fn on_own_thread(mut self, client: &Arc<Inner>) {
         let call = client.call(client.options.call_timeout);
-        let thread = std::thread::Builder::new().name("lockcore-renewal".into()).spawn(move || {
-            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => runtime,
-                Err(_) => return self.engine.alive.store(false, Ordering::Release),
+        let alive = Alive(self.engine.clone());
+        // A thread that could not be started drops what it was given, and with it the sign of life.
+        let _ = std::thread::Builder::new().name("lockcore-renewal".into()).spawn(move || {
+            let _alive = alive;
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+                return;
             };
             runtime.block_on(async {
                 // Without a second connection the first is shared, which a busy runtime may hold up.
@@ -178,10 +182,6 @@ impl Work {
                 self.run().await;
             });
         });
-        if thread.is_err() {
-            // No thread: leases end at their deadline, by the clock.
-            observe::oldest_hold(client.capabilities.backend, Duration::ZERO);
-        }
     }
 
     async fn run(self) {
