@@ -112,6 +112,14 @@ impl Bench {
         Client::new(self, name, self.connect().await)
     }
 
+    /// As [`client`](Self::client), on a connection that no fault of the [`wire`](Self::wire) meets where proxies make them.
+    pub async fn unharmed(&self, name: &str) -> Client {
+        if self.stage.service.servers().is_empty() {
+            return self.client(name).await;
+        }
+        Client::new(self, name, self.stage.service.connect().await)
+    }
+
     /// Connects a client of the library, whose guards renew; what it does is recorded from its event stream.
     pub async fn locks(&self, name: &str, change: impl FnOnce(&mut ClientOptions)) -> LockClient {
         let backend = self.connect().await;
@@ -172,7 +180,7 @@ impl Bench {
     }
 
     /// Looks again and again until a look shows what is awaited.
-    pub async fn until<F: Future<Output = bool>>(&self, what: &str, mut look: impl FnMut() -> F) {
+    pub async fn until(&self, what: &str, mut look: impl AsyncFnMut() -> bool) {
         let give_up = self.now().saturating_add(WATCHDOG.max(self.ttl() * 10));
         while !look().await {
             assert!(self.now() < give_up, "waited in vain until {what}");
@@ -195,6 +203,11 @@ impl Bench {
     /// Counts the waiters that stand in the store's queue; the case needs `Queue`.
     pub async fn queued(&self, name: &LockName) -> u32 {
         self.stage.service.queued(name).await.expect("the case needs `Queue`")
+    }
+
+    /// Counts the waiters in the store's queue, if it has one that can be looked at.
+    pub async fn queue_of(&self, name: &LockName) -> Option<u32> {
+        self.stage.service.queued(name).await
     }
 
     /// Returns the switches for requests and replies: of the service, or of the proxies before its servers, or else at the

@@ -103,6 +103,10 @@ pub trait Wire: Send + Sync {
     fn one_way(&self, _direction: Direction, _on: bool) -> bool {
         false
     }
+    /// Resets all connections. Says whether this can be done here. Body: no.
+    fn reset(&self) -> bool {
+        false
+    }
     /// Ends every fault, also those that were armed and have hit nobody.
     fn heal(&self);
 }
