@@ -16,7 +16,7 @@ use std::{
 
 use lockcore::{
     ClientOptions, LockClient, LockName,
-    backend::{Capabilities, Clock, LockBackend, Moment, Owner},
+    backend::{Capabilities, Clock, LockBackend, Moment, Owner, WakeUp},
 };
 
 pub use child::{Child, ChildLease, child_main};
@@ -25,9 +25,9 @@ pub(crate) use client::assert_refused;
 #[doc(hidden)]
 pub use register::Flaw;
 pub use register::Register;
-pub use service::{Service, Wire};
+pub use service::{Servers, Service, Wire};
 
-use crate::history::{ClockKind, FaultClass, Recorder, Rules};
+use crate::history::{Bounds, ClockKind, FaultClass, FaultLog, Recorder, Rules};
 
 /// Nothing that is awaited here takes this long; a case that hangs says what it waited for.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(20);
@@ -65,7 +65,7 @@ impl Bench {
             .expect("memory needs no file");
         let capabilities = service.connect().await.capabilities();
         let rules = Rules::complete().with(|r| {
-            r.bounds.fair = capabilities.fair;
+            r.bounds = bounds(&capabilities, service.virtual_time());
             // A waiter's later looks are requests that only the backend sees, so an answer may come long after `sent`.
             r.queue = true;
         });
@@ -216,6 +216,30 @@ impl Bench {
         self.stage.service.wire().unwrap_or(&*self.stage.door)
     }
 
+    /// Returns power over the servers; the case needs `Servers`.
+    pub fn servers(&self) -> &dyn Servers {
+        self.stage.service.power().expect("the case needs `Servers`")
+    }
+
+    /// Kills a server, and tells the history.
+    pub async fn kill(&self, server: usize) -> FaultLog {
+        let fault = self.fault("kill", &format!("server {server}"), FaultClass::A2);
+        self.servers().kill(server).await;
+        fault
+    }
+
+    /// Stops a server, and tells the history.
+    pub async fn stop(&self, server: usize) -> FaultLog {
+        let fault = self.fault("pause", &format!("server {server}"), FaultClass::A1);
+        self.servers().stop(server).await;
+        fault
+    }
+
+    /// Begins a fault of the history.
+    pub fn fault(&self, what: &str, target: &str, class: FaultClass) -> FaultLog {
+        self.stage.recorder.fault(what, target, "", class, "by the suite")
+    }
+
     /// Starts a client in a process of its own; the case needs `Processes`.
     pub async fn child(&self, name: &str) -> Child {
         let address = self.stage.service.address().expect("the case needs `Processes`");
@@ -241,6 +265,24 @@ impl Bench {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % limit.max(1)
     }
+}
+
+/// What must happen in time, once the last fault has ended: generous on a busy machine, exact in virtual time.
+fn bounds(capabilities: &Capabilities, virtual_time: bool) -> Bounds {
+    let real = |time: Duration| Some(if virtual_time { Duration::from_millis(20) } else { time });
+    let wake = match capabilities.wake_up {
+        WakeUp::Push => Duration::from_secs(2),
+        _ => Duration::from_secs(4),
+    };
+    Bounds::default().with(|b| {
+        b.fair = capabilities.fair;
+        b.takeover = real(Duration::from_secs(4));
+        b.wake = real(wake);
+        b.quiet = real(wake * 2);
+        b.wait_slack = Some(Duration::from_millis(if virtual_time { 100 } else { 1000 }));
+        b.close = Some(Duration::from_secs(2));
+        b.recovery = real(Duration::from_secs(10));
+    })
 }
 
 /// Polls a future once.

@@ -41,6 +41,10 @@ pub enum Need {
     Wire,
     /// Proxies on the wire: [`Service::servers`](crate::Service::servers).
     Line,
+    /// Servers of the case's own: [`Suite::own_servers`](crate::Suite::own_servers).
+    Servers,
+    /// Several servers that stand in for each other.
+    Members,
     /// Grants in order of arrival.
     Fair,
     /// A look at the queue: [`Service::queued`](crate::Service::queued).
@@ -61,6 +65,8 @@ impl Need {
         match self {
             Self::Wire => "the wire between backend and store cannot be slowed here",
             Self::Line => "no proxy stands between backend and store",
+            Self::Servers => "no case has servers of its own to kill",
+            Self::Members => "no other server stands in for it",
             Self::Fair => "it does not promise an order",
             Self::Queue => "its queue cannot be looked at",
             Self::Processes => "no other process reaches it",

@@ -38,7 +38,7 @@ mod memory;
 mod mutants;
 mod suite;
 
-pub use bench::{Bench, Service, Wire, child_main};
+pub use bench::{Bench, Servers, Service, Wire, child_main};
 pub use case::{Case, Need, Outcome, Unexpected, Verdict};
 pub use memory::MemoryService;
 pub use mutants::kill_all;
