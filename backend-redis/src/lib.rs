@@ -15,17 +15,23 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod cluster;
 mod config;
 mod connection;
 #[cfg(feature = "config")]
 mod connector;
 mod error;
+mod greeting;
 mod operations;
+mod preflight;
+mod replicas;
+mod road;
+mod sentinel;
 mod wait;
 mod wire;
 
 pub use backend::RedisBackend;
-pub use config::{Address, RedisConfig};
+pub use config::{Address, PasswordSource, RedisConfig, WaitReplicas};
 #[cfg(feature = "config")]
 pub use connector::Redis;
 

@@ -22,12 +22,16 @@
 //! # Source
 //! Redis 7.0 manual: EVAL, SET, PEXPIRE, Cluster specification (hash tags).
 
-use std::{sync::OnceLock, time::Duration};
+use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
 use lockcore::backend::{Call, Error, ErrorKind, Fence, LockName, Moment, Owner, Result};
 use redis::Value;
 
-use crate::connection::Link;
+use crate::{
+    connection::Link,
+    greeting,
+    road::{Done, Request, Trip},
+};
 
 /// No fence reaches this: 2^53 - 1, the last number that a script can count to exactly.
 pub(crate) const FENCE_LIMIT: i64 = (1 << 53) - 1;
@@ -66,10 +70,11 @@ local us = t[1] * 1000000 + t[2]
 }
 
 /// Writes nothing, to a key that never exists, which a replica refuses all the same: what a script says after it, a master
-/// says. It also counts as the first write, and a server that is out of memory refuses no later one.
+/// says. It also counts as the first write, and a server that is out of memory refuses no later one. Not where the lock's
+/// key stands in for it: in a Cluster, where a replica runs no script, and where a slot that moves has only keys that are.
 macro_rules! be_master {
     ($key:literal) => {
-        concat!("redis.call('PERSIST', KEYS[", $key, "])\n")
+        concat!("if KEYS[", $key, "] ~= KEYS[1] then redis.call('PERSIST', KEYS[", $key, "]) end\n")
     };
 }
 
@@ -176,7 +181,7 @@ if type(v) == 'string' and string.sub(v, 1, #own) == own then
   end
   return {'ok', us, left}
 end
-if redis.call('GET', KEYS[2]) == 'broken' then return {'broken', us} end
+if KEYS[2] ~= KEYS[1] and redis.call('GET', KEYS[2]) == 'broken' then return {'broken', us} end
 if v then return {'taken', us} end
 return {'none', us}
 "
@@ -486,7 +491,12 @@ fn full() -> Error {
 #[derive(Debug)]
 pub(crate) enum Acquired {
     /// It is ours, since now or since an earlier copy of the request.
-    Ours { fence: Fence, left: Duration },
+    Ours {
+        fence: Fence,
+        left: Duration,
+        /// Why it does not count: too few replicas have it.
+        short: Option<Error>,
+    },
     /// Somebody else has it; no record where what is there is not ours.
     Held { record: Option<Record>, left: Duration, us: u64 },
     /// The request came after its time.
@@ -505,12 +515,13 @@ pub(crate) struct Ask<'a> {
     pub(crate) label: Option<&'a str>,
 }
 
+/// Asks once. `None`: it was sent on, or refused for now, and is to be asked anew.
 pub(crate) async fn acquire(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     ask: &Ask<'_>,
-) -> Result<(Moment, Acquired)> {
+) -> Result<Option<(Moment, Acquired)>> {
     let owner = hex(ask.owner);
     let gone = keys.gone(&owner);
     let floor = ask.floor.map_or(0, Fence::get);
@@ -522,9 +533,12 @@ pub(crate) async fn acquire(
         &decimal(millis(ask.margin)),
         ask.label.unwrap_or_default().as_bytes(),
     ];
-    let (sent, answer) = link.run(call, &ACQUIRE, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    let Some(done) = trip.step(call, &ACQUIRE, &[&keys.lock, &keys.fence, &gone], &args, true).await? else {
+        return Ok(None);
+    };
+    let Done { sent, answer, short } = done;
     let acquired = match &*answer.word {
-        b"ok" => Acquired::Ours { fence: answer.fence(0)?, left: answer.left(1)? },
+        b"ok" => Acquired::Ours { fence: answer.fence(0)?, left: answer.left(1)?, short },
         b"held" => Acquired::Held { left: answer.left(0)?, record: answer.record(1), us: answer.us },
         b"late" => Acquired::Late,
         b"over" => Acquired::Over,
@@ -532,7 +546,7 @@ pub(crate) async fn acquire(
         b"full" => return Err(full()),
         _ => return Err(unreadable()),
     };
-    Ok((sent, acquired))
+    Ok(Some((sent, acquired)))
 }
 
 /// Whether a holding is on record.
@@ -578,7 +592,7 @@ impl Renewal {
         &RENEW
     }
 
-    pub(crate) fn into_request(self) -> (Vec<String>, Vec<Vec<u8>>) {
+    pub(crate) fn into_request(self) -> Request {
         (self.keys.into(), self.args.into())
     }
 
@@ -588,19 +602,27 @@ impl Renewal {
 }
 
 pub(crate) async fn renew(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     renewal: &Renewal,
 ) -> Result<(Moment, Standing<Duration>)> {
     let [lock, gone, none] = &renewal.keys;
     let [own, ttl] = &renewal.args;
-    let (sent, answer) = link.run(call, &RENEW, &[lock, gone, none], &[own, ttl]).await?;
+    if trip.is_cluster {
+        let (sent, answer) = trip.run(call, &RENEW, &[lock.as_str(); 3], &[own, ttl], true).await?.acknowledged()?;
+        if let found @ Standing::Ours(_) = Renewal::read(&answer)? {
+            return Ok((sent, found));
+        }
+        // The mark of a break was not looked at.
+    }
+    let done = trip.run(call, &RENEW, &[lock, gone, none], &[own, ttl], true).await?;
+    let (sent, answer) = done.acknowledged()?;
     Ok((sent, Renewal::read(&answer)?))
 }
 
 /// Ends a holding; says whether it was on record. `not_after` is for an acquisition that had an unanswered request.
 pub(crate) async fn release(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     owner: &Owner,
@@ -609,15 +631,21 @@ pub(crate) async fn release(
 ) -> Result<bool> {
     let gone = keys.gone(&hex(owner));
     let own = own(owner, fence);
+    let doubtless = not_after.is_none();
     let not_after = decimal(not_after.unwrap_or(0));
     let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    Ok(answer.int(0)? == 1)
+    let none = keys.none();
+    let keys: [&str; 3] = match trip.is_cluster && doubtless {
+        true => [&keys.lock; 3],
+        false => [&keys.lock, &gone, &none],
+    };
+    let done = trip.run(call, &RELEASE, &keys, &args, false).await?;
+    Ok(done.answer.int(0)? == 1)
 }
 
 /// Ends an acquisition for good, or adopts what it was granted.
 pub(crate) async fn cancel(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     owner: &Owner,
@@ -630,16 +658,20 @@ pub(crate) async fn cancel(
     let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
     let args: [&[u8]; 5] =
         [hex.as_bytes(), if adopt { b"1" } else { b"0" }, &not_after, &ttl, keys.channel.as_bytes()];
-    let (sent, answer) = link.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    match &*answer.word {
-        b"ok" => Ok((sent, Some((answer.fence(0)?, answer.left(1)?)))),
-        b"gone" => Ok((sent, None)),
+    let done = trip.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args, adopt).await?;
+    match &*done.answer.word {
+        // What is adopted counts as little as a grant that replicas do not have.
+        b"ok" => {
+            let (sent, answer) = done.acknowledged()?;
+            Ok((sent, Some((answer.fence(0)?, answer.left(1)?))))
+        }
+        b"gone" => Ok((done.sent, None)),
         _ => Err(unreadable()),
     }
 }
 
 pub(crate) async fn raise(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     owner: &Owner,
@@ -651,12 +683,13 @@ pub(crate) async fn raise(
     let own = own(owner, fence);
     let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-    let (_, answer) = link.run(call, &RAISE, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
+    let keys: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
+    let (_, answer) = trip.run(call, &RAISE, &keys, &args, true).await?.acknowledged()?;
     Standing::read(&answer, || Ok(()))
 }
 
 pub(crate) async fn raise_fence(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     floor: Fence,
@@ -664,7 +697,8 @@ pub(crate) async fn raise_fence(
 ) -> Result<Fence> {
     let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-    let (_, answer) = link.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
+    let done = trip.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args, true).await?;
+    let (_, answer) = done.acknowledged()?;
     match &*answer.word {
         b"ok" => answer.fence(0),
         b"alien" => Err(alien()),
@@ -675,7 +709,7 @@ pub(crate) async fn raise_fence(
 
 /// Takes the lock from the holder that was seen, or raises the fence of a free one. `None`: it is not as it was seen.
 pub(crate) async fn break_lock(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     seen: Option<&Record>,
@@ -685,7 +719,8 @@ pub(crate) async fn break_lock(
     let gone = keys.gone(&seen.map(|record| hex(&record.owner)).unwrap_or_default());
     let margin = decimal(millis(margin));
     let args: [&[u8]; 3] = [own.as_bytes(), &margin, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &BREAK, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
+    let keys: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
+    let (_, answer) = trip.run(call, &BREAK, &keys, &args, true).await?.acknowledged()?;
     match &*answer.word {
         b"ok" => answer.fence(0).map(Some),
         b"changed" => Ok(None),
@@ -706,8 +741,8 @@ pub(crate) struct Seen {
     pub(crate) us: u64,
 }
 
-pub(crate) async fn inspect(link: &Link, call: &Call, keys: &Keys) -> Result<Seen> {
-    let (_, answer) = link.run(call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
+pub(crate) async fn inspect(trip: &mut Trip<'_>, call: &Call, keys: &Keys) -> Result<Seen> {
+    let answer = trip.run(call, &INSPECT, &[&keys.lock, &keys.fence], &[], false).await?.answer;
     match &*answer.word {
         b"held" | b"none" => {}
         b"alien" => return Err(alien()),
@@ -723,6 +758,94 @@ pub(crate) async fn inspect(link: &Link, call: &Call, keys: &Keys) -> Result<See
         },
         us: answer.us,
     })
+}
+
+/// How many keys one step of a scan looks at: a fraction of a millisecond of the server's time.
+const SCAN_STEP: usize = 1000;
+const LIST_PAGE: usize = 1000;
+
+/// Takes one step over the keys of a pattern: the next cursor, unless it is the end, and keys, some perhaps twice.
+async fn scan(
+    link: &Link,
+    call: &Call,
+    pattern: &str,
+    cursor: &[u8],
+) -> Result<(Option<Vec<u8>>, Vec<Vec<u8>>)> {
+    if call.remaining().is_zero() {
+        return Err(Error::new(ErrorKind::Unavailable, "the call was over before all keys were seen"));
+    }
+    let mut command = redis::cmd("SCAN");
+    command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
+    let not_a_scan = || Error::new(ErrorKind::Unknown, "SCAN answered with something else");
+    let Value::Array(parts) = link.command(call, &command).await? else { return Err(not_a_scan()) };
+    let mut parts = parts.into_iter();
+    let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (parts.next(), parts.next()) else {
+        return Err(not_a_scan());
+    };
+    let keys = keys.into_iter().filter_map(|key| match key {
+        Value::BulkString(key) => Some(key),
+        _ => None,
+    });
+    Ok(((next != b"0").then_some(next), keys.collect()))
+}
+
+/// Adds the names that one server knows to a page of the smallest.
+pub(crate) async fn names(
+    link: &Link,
+    call: &Call,
+    prefix: Option<&LockName>,
+    after: Option<&LockName>,
+    page: &mut BTreeSet<LockName>,
+) -> Result<()> {
+    let pattern = Keys::pattern(call.namespace());
+    let mut cursor = Some(b"0".to_vec());
+    while let Some(from) = cursor {
+        let keys;
+        (cursor, keys) = scan(link, call, &pattern, &from).await?;
+        for key in keys {
+            let name = Keys::name(call.namespace(), &key)
+                .filter(|name| prefix.is_none_or(|prefix| name.is_under(prefix)))
+                .filter(|name| after.is_none_or(|after| name > after));
+            if let Some(name) = name {
+                page.insert(name);
+                if page.len() > LIST_PAGE {
+                    page.pop_last();
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Looks at all fences of a pattern on one server; at least its time, below which is what was collected.
+pub(crate) async fn highest_fence(link: &Link, call: &Call, pattern: &str) -> Result<i64> {
+    let (mut cursor, mut highest) = (Some(b"0".to_vec()), 0);
+    while let Some(from) = cursor {
+        let keys;
+        (cursor, keys) = scan(link, call, pattern, &from).await?;
+        // One by one, because in a Cluster they lie in many slots.
+        let mut looks = redis::pipe();
+        for key in &keys {
+            looks.cmd("GET").arg(key);
+        }
+        if keys.is_empty() {
+            continue;
+        }
+        for value in link.commands(call, &looks, keys.len()).await? {
+            if matches!(&value, Value::ServerError(e) if matches!(e.code(), "MOVED" | "ASK" | "TRYAGAIN")) {
+                return Err(Error::new(ErrorKind::Unavailable, "fences move between nodes; ask again"));
+            }
+            let fence = greeting::text(Some(value))
+                .and_then(|text| text.split_once('|').and_then(|(fence, _)| fence.parse::<i64>().ok()));
+            highest = highest.max(fence.unwrap_or(0));
+        }
+    }
+    // After the walk: a grant that it missed was made before now.
+    let time = link.command(call, &redis::cmd("TIME")).await?;
+    let us = greeting::server_time(&time)
+        .and_then(|us| i64::try_from(us).ok())
+        .ok_or_else(|| Error::new(ErrorKind::Unknown, "TIME answered with something else"))?;
+    Ok(highest.max(us))
 }
 
 /// Rounds up to the millisecond: a TTL below one must not become zero.
