@@ -196,7 +196,9 @@ impl Trip<'_> {
     /// # Errors
     /// Nothing was sent: never `Unknown`.
     pub(crate) async fn link(&mut self, call: &Call, wait: bool) -> Result<&Link> {
-        loop {
+        // One that was lent already is not asked for again: there are only so many.
+        while self.lent.as_ref().is_none_or(|(_, lent)| !lent.is_usable()) {
+            self.lent = None;
             let Some(wrong) = self.try_link(call, wait).await? else { break };
             // Another node may decide meanwhile; until one does, nobody can.
             self.pause(call, wrong).await?;

@@ -22,6 +22,9 @@ use crate::{
     wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, hex},
 };
 
+mod cluster;
+mod replicas;
+mod sentinel;
 mod server;
 
 use server::{Server, WATCHDOG};
