@@ -465,20 +465,29 @@ impl RedisBackend {
             let again = || Error::new(error.kind(), error.message().to_owned());
             return leases.iter().map(|lease| Err(about(lease, again()))).collect();
         }
-        let mut requests = Vec::with_capacity(leases.len());
-        for lease in leases {
-            let keys = Keys::new(call.namespace(), &lease.name);
-            requests.push(Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request());
-        }
-        let answers = self.road.run_many(call, Renewal::script(), requests).await;
-        let one = |(lease, answer): (&Lease, Result<(Moment, wire::Answer)>)| {
-            let renewed = answer.and_then(|(sent, answer)| {
-                let left = Self::lost(call, lease, Renewal::read(&answer)?)?;
-                Ok(call.renewed(lease, sent, left.min(ttl)))
-            });
-            renewed.map_err(|e| about(lease, e))
+        let in_cluster = matches!(self.road, Road::Many(_));
+        let renewal = |lease: &Lease| {
+            Renewal::new(Keys::new(call.namespace(), &lease.name), &lease.owner, lease.fence, ttl)
         };
-        leases.iter().zip(answers).map(one).collect()
+        let requests = leases.iter().map(|lease| renewal(lease).into_request(in_cluster)).collect();
+        let answers = self.road.run_many(call, Renewal::script(), requests).await;
+        let mut renewed = Vec::with_capacity(leases.len());
+        for (lease, answer) in leases.iter().zip(answers) {
+            let one = async {
+                let (mut sent, answer) = answer?;
+                let mut standing = Renewal::read(&answer)?;
+                // The mark of a break was not looked at.
+                if in_cluster && !matches!(standing, Standing::Ours(_)) {
+                    let keys = Keys::new(call.namespace(), &lease.name);
+                    let mut trip = self.road.to(&keys.lock);
+                    (sent, standing) = wire::renew(&mut trip, call, &renewal(lease)).await?;
+                }
+                let left = Self::lost(call, lease, standing)?;
+                Ok(call.renewed(lease, sent, left.min(ttl)))
+            };
+            renewed.push(one.await.map_err(|e| about(lease, e)));
+        }
+        renewed
     }
 }
 

@@ -209,12 +209,7 @@ async fn hello(
     let replies = connection.send_packed_commands(&hello, 0, hello.len()).await.map_err(refused)?;
     let mut replies = replies.into_iter();
     let mut next = || replies.next().unwrap_or_default();
-    let us = match next() {
-        Value::ServerError(error) => return Err(refused(error.into())),
-        time => server_time(&time).ok_or_else(|| {
-            refused(RedisError::from((Said::UnexpectedReturnType, "TIME answered with something else")))
-        })?,
-    };
+    let time = next();
     // What a role may not be asked for, its scripts will tell.
     let (role, replicas) = match next() {
         Value::Array(role) => {
@@ -247,6 +242,12 @@ async fn hello(
         Some("master") => learnt.saw_replicas(replicas),
         Some(_) | None => {}
     }
+    let us = match time {
+        Value::ServerError(error) => return Err(refused(error.into())),
+        time => server_time(&time).ok_or_else(|| {
+            refused(RedisError::from((Said::UnexpectedReturnType, "TIME answered with something else")))
+        })?,
+    };
     let (persistence, fsync) = (text(Some(next())), config_value(next()));
     let forgets = !keeps(persistence.as_deref(), fsync.as_deref());
     // One node that forgets is enough; a single server may have been told to keep what it forgot before.

@@ -592,8 +592,13 @@ impl Renewal {
         &RENEW
     }
 
-    pub(crate) fn into_request(self) -> Request {
-        (self.keys.into(), self.args.into())
+    /// `in_cluster`: by the lock's key alone, which a node has or has not while the slot moves.
+    pub(crate) fn into_request(self, in_cluster: bool) -> Request {
+        let keys = match in_cluster {
+            true => vec![self.keys[0].clone(); 3],
+            false => self.keys.into(),
+        };
+        (keys, self.args.into())
     }
 
     pub(crate) fn read(answer: &Answer) -> Result<Standing<Duration>> {
