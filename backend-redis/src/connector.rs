@@ -8,7 +8,7 @@ use lockcore::{
 };
 
 use crate::config::misconfigured;
-use crate::{Address, PasswordSource, RedisBackend, RedisConfig, WaitReplicas};
+use crate::{Address, PasswordSource, RedisBackend, RedisConfig, RedlockBackend, RedlockConfig, WaitReplicas};
 
 /// Takes `redis://[user[:password]@]host[:port][/db]` and `redis+unix:///path`, and the same with `valkey`.
 ///
@@ -46,16 +46,45 @@ impl Connector for Redis {
             "valkeys+sentinel",
             "valkey+cluster",
             "valkeys+cluster",
+            "redlock",
+            "redlocks",
         ]
     }
 
     fn check(&self, config: &BackendConfig) -> Result<()> {
-        read(config).map(drop)
+        if is_redlock(config) { read_redlock(config).map(drop) } else { read(config).map(drop) }
     }
 
     async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
+        if is_redlock(config) {
+            return Ok(Arc::new(RedlockBackend::connect(read_redlock(config)?).await?));
+        }
         Ok(Arc::new(RedisBackend::connect(read(config)?).await?))
     }
+}
+
+fn is_redlock(config: &BackendConfig) -> bool {
+    config.url.scheme().starts_with("redlock")
+}
+
+fn read_redlock(config: &BackendConfig) -> Result<RedlockConfig> {
+    let mut read = RedlockConfig::of_url(&config.url)?;
+    let mut options = config.options()?;
+    let restart_delay = options.duration("restart-delay")?;
+    // What all servers share is read once.
+    let mut shared = RedisConfig::new("", 0);
+    share(config, &mut options, &mut shared)?;
+    options.finish()?;
+    read.restart_delay = restart_delay.unwrap_or(read.restart_delay);
+    (read.poll, read.fence_margin) = (shared.poll, shared.fence_margin);
+    for server in &mut read.servers {
+        *server = shared.clone().with(|c| {
+            c.address = server.address.clone();
+            (c.db, c.tls) = (server.db, server.tls);
+        });
+    }
+    read.check()?;
+    Ok(read)
 }
 
 fn read(config: &BackendConfig) -> Result<RedisConfig> {

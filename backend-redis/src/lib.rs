@@ -23,7 +23,9 @@ mod connector;
 mod error;
 mod greeting;
 mod operations;
+mod pieces;
 mod preflight;
+mod redlock;
 mod replicas;
 mod road;
 mod sentinel;
@@ -34,6 +36,7 @@ pub use backend::RedisBackend;
 pub use config::{Address, PasswordSource, RedisConfig, WaitReplicas};
 #[cfg(feature = "config")]
 pub use connector::Redis;
+pub use redlock::{RedlockBackend, RedlockConfig};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

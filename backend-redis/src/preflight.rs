@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockcore::backend::{Call, Capabilities, Consistency, Preflight, Result};
+use lockcore::backend::{Call, Capabilities, Consistency, FenceSource, Preflight, Result};
 
 use crate::{
     cluster::SLOTS,
@@ -100,8 +100,54 @@ pub(crate) async fn look(
     Ok(preflight)
 }
 
+/// Looks at one of several servers that decide together; returns its clock. `delayed`: one that was restarted grants
+/// nothing for a while.
+pub(crate) async fn look_at_member(
+    call: &Call,
+    config: &RedisConfig,
+    node: &Node,
+    learnt: &Learnt,
+    delayed: bool,
+    preflight: &mut Preflight,
+) -> Result<u64> {
+    let facts = ask(call, node).await?;
+    let keeps = greeting::keeps(facts.persistence.as_deref(), facts.fsync.as_deref());
+    learnt.set_forgets(!keeps);
+    let before = preflight.findings.len();
+    *preflight = facts.judge(config, preflight.clone(), keeps || delayed);
+    for finding in &mut preflight.findings[before..] {
+        *finding = format!("{}: {finding}", node.name());
+    }
+    let link = node.link(call).await?;
+    Ok(link.server_time(call.now()))
+}
+
+/// Names servers whose clock runs ahead of the others': fences follow it.
+pub(crate) fn judge_clocks_of_members(preflight: &mut Preflight, clocks: &[(String, u64)]) {
+    let (Some(first), Some(last)) =
+        (clocks.iter().min_by_key(|(_, us)| *us), clocks.iter().max_by_key(|(_, us)| *us))
+    else {
+        return;
+    };
+    let apart = Duration::from_micros(last.1 - first.1);
+    if apart <= CLOCKS {
+        return;
+    }
+    let finding = format!(
+        "the clocks of {} and {} are {apart:.0?} apart; fences follow the later one, and servers that forget may repeat \
+         fences by that much; let a time service set them",
+        first.0, last.0
+    );
+    let forget = !preflight.capabilities.survives.restart;
+    preflight.lower(finding, |c| {
+        if forget {
+            c.fence = FenceSource::Volatile;
+        }
+    });
+}
+
 /// Lowers what clocks that differ cannot keep: another server ends leases by its own.
-pub(crate) fn judge_clocks(preflight: &mut Preflight, clocks: Vec<(String, u64)>) {
+fn judge_clocks(preflight: &mut Preflight, clocks: Vec<(String, u64)>) {
     let (Some(first), Some(last)) =
         (clocks.iter().min_by_key(|(_, us)| *us), clocks.iter().max_by_key(|(_, us)| *us))
     else {

@@ -444,3 +444,11 @@ impl Road {
         values.into_iter().map(one).collect()
     }
 }
+
+/// Says what one of many scripts that ran in one round trip answered.
+pub(crate) fn one_of_many(value: Value) -> Result<Answer> {
+    match value {
+        Value::ServerError(refusal) => Err(error::error(Phase::Sent, refusal.into())),
+        value => Answer::read(value),
+    }
+}

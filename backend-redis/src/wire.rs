@@ -30,6 +30,7 @@ use redis::Value;
 use crate::{
     connection::Link,
     greeting,
+    pieces::{be_master, keep_fence, read_fence, read_lock, time},
     road::{Done, Request, Trip},
 };
 
@@ -43,7 +44,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    const fn new(source: &'static str) -> Self {
+    pub(crate) const fn new(source: &'static str) -> Self {
         Self { source, digest: OnceLock::new() }
     }
 
@@ -54,84 +55,6 @@ impl Script {
     pub(crate) fn digest(&self) -> &str {
         self.digest.get_or_init(|| redis::Script::new(self.source).get_hash().to_owned())
     }
-}
-
-// The pieces that scripts are put together from. They are no functions of Lua: making a closure costs a script more than a
-// command does, and it would make all of them anew at every call.
-
-/// `us`: the server's clock.
-macro_rules! time {
-    () => {
-        r"
-local t = redis.call('TIME')
-local us = t[1] * 1000000 + t[2]
-"
-    };
-}
-
-/// Writes nothing, to a key that never exists, which a replica refuses all the same: what a script says after it, a master
-/// says. It also counts as the first write, and a server that is out of memory refuses no later one. Not where the lock's
-/// key stands in for it: in a Cluster, where a replica runs no script, and where a slot that moves has only keys that are.
-macro_rules! be_master {
-    ($key:literal) => {
-        concat!("if KEYS[", $key, "] ~= KEYS[1] then redis.call('PERSIST', KEYS[", $key, "]) end\n")
-    };
-}
-
-/// `v`: what the lock's key holds, a string; false: nothing; true: something else, that is not ours.
-macro_rules! read_lock {
-    () => {
-        r"
-local v = redis.pcall('GET', KEYS[1])
-if type(v) == 'table' then
-  if not string.find(v.err, 'WRONGTYPE', 1, true) then return v end
-  v = true
-end
-"
-    };
-}
-
-/// `high`: the highest fence so far; 0: none. Ends the script where the key is not ours.
-macro_rules! read_fence {
-    ($key:literal) => {
-        concat!(
-            "local high = redis.pcall('GET', KEYS[",
-            $key,
-            r"])
-if type(high) == 'table' then
-  if not string.find(high.err, 'WRONGTYPE', 1, true) then return high end
-  return {'alien', us}
-end
-if high then
-  high = tonumber((string.match(high, '^(%d+)|%x*$')))
-  if not high then return {'alien', us} end
-else
-  high = 0
-end
-"
-        )
-    };
-}
-
-/// Writes `fence` and its `owner`: for `margin` milliseconds, or without an end while it is ahead of the clock. `exact`
-/// is how the number is written.
-macro_rules! keep_fence {
-    ($key:literal) => {
-        concat!(
-            r"
-local exact = string.format('%.0f', fence)
-if fence > us then
-  redis.call('SET', KEYS[",
-            $key,
-            r"], exact .. '|' .. owner)
-else
-  redis.call('SET', KEYS[",
-            $key,
-            r"], exact .. '|' .. owner, 'PXAT', string.format('%.0f', math.floor(us / 1000) + margin))
-end
-"
-        )
-    };
 }
 
 // The fence is written before the lock: should the second write fail, a number is lost, not a promise. No `be_master`
@@ -166,7 +89,7 @@ return {'ok', us, fence, tonumber(ttl)}
 ));
 
 // Never creates and never shortens.
-static RENEW: Script = Script::new(concat!(
+pub(crate) static RENEW: Script = Script::new(concat!(
     be_master!("3"),
     time!(),
     read_lock!(),
@@ -188,7 +111,7 @@ return {'none', us}
 ));
 
 // PUBLISH by pcall: a user who may not use the channel still ends leases, and waiters find out by looking.
-static RELEASE: Script = Script::new(concat!(
+pub(crate) static RELEASE: Script = Script::new(concat!(
     be_master!("3"),
     time!(),
     read_lock!(),
@@ -209,7 +132,7 @@ return {'ok', us, ended}
 
 // The mark stays until no copy of the acquire can run: by the clock that copies are checked against, and for the time
 // that a copy sent just now could have been given.
-static CANCEL: Script = Script::new(concat!(
+pub(crate) static CANCEL: Script = Script::new(concat!(
     be_master!("3"),
     time!(),
     read_lock!(),
@@ -229,7 +152,7 @@ return {'gone', us}
 "
 ));
 
-static RAISE: Script = Script::new(concat!(
+pub(crate) static RAISE: Script = Script::new(concat!(
     be_master!("4"),
     time!(),
     read_lock!(),
@@ -252,7 +175,7 @@ return {'ok', us}
 "
 ));
 
-static RAISE_FENCE: Script = Script::new(concat!(
+pub(crate) static RAISE_FENCE: Script = Script::new(concat!(
     be_master!("2"),
     time!(),
     read_fence!("1"),
@@ -297,7 +220,7 @@ return {'ok', us, fence}
 "
 ));
 
-static INSPECT: Script = Script::new(concat!(
+pub(crate) static INSPECT: Script = Script::new(concat!(
     time!(),
     read_lock!(),
     read_fence!("2"),
@@ -335,12 +258,12 @@ impl Keys {
         }
     }
 
-    fn gone(&self, owner: &str) -> String {
+    pub(crate) fn gone(&self, owner: &str) -> String {
         format!("{}gone:{owner}", self.base)
     }
 
     /// A key that never exists.
-    fn none(&self) -> String {
+    pub(crate) fn none(&self) -> String {
         format!("{}none", self.base)
     }
 
@@ -396,7 +319,7 @@ impl Record {
     }
 }
 
-fn own(owner: &Owner, fence: Fence) -> String {
+pub(crate) fn own(owner: &Owner, fence: Fence) -> String {
     format!("{}|{fence}|", hex(owner))
 }
 
@@ -410,7 +333,7 @@ pub(crate) fn hex(owner: &Owner) -> String {
     text
 }
 
-fn unhex(text: &str) -> Option<Owner> {
+pub(crate) fn unhex(text: &str) -> Option<Owner> {
     let mut bytes = [0; 16];
     if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
@@ -424,10 +347,10 @@ fn unhex(text: &str) -> Option<Owner> {
 /// The answer of a script: a word, the server's time, and what the word brings along.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    word: Vec<u8>,
+    pub(crate) word: Vec<u8>,
     /// The server's clock, in microseconds.
     pub(crate) us: u64,
-    rest: Vec<Value>,
+    pub(crate) rest: Vec<Value>,
 }
 
 impl Answer {
@@ -443,19 +366,19 @@ impl Answer {
         }
     }
 
-    fn int(&self, at: usize) -> Result<i64> {
+    pub(crate) fn int(&self, at: usize) -> Result<i64> {
         match self.rest.get(at) {
             Some(Value::Int(n)) => Ok(*n),
             _ => Err(unreadable()),
         }
     }
 
-    fn fence(&self, at: usize) -> Result<Fence> {
+    pub(crate) fn fence(&self, at: usize) -> Result<Fence> {
         Fence::new(self.int(at)?)
     }
 
     /// What PTTL said: nothing is left of a key that does not end.
-    fn left(&self, at: usize) -> Result<Duration> {
+    pub(crate) fn left(&self, at: usize) -> Result<Duration> {
         Ok(u64::try_from(self.int(at)?).map_or(Duration::MAX, Duration::from_millis))
     }
 
@@ -468,11 +391,11 @@ impl Answer {
 }
 
 /// It was done, or not: the answer is no help.
-fn unreadable() -> Error {
+pub(crate) fn unreadable() -> Error {
     Error::new(ErrorKind::Unknown, "the server's answer is not one of ours")
 }
 
-fn alien() -> Error {
+pub(crate) fn alien() -> Error {
     Error::new(
         ErrorKind::Misconfigured,
         "the fence key of this lock holds something that is not ours; find out whose it is and remove it, or use another \
@@ -480,7 +403,7 @@ fn alien() -> Error {
     )
 }
 
-fn full() -> Error {
+pub(crate) fn full() -> Error {
     Error::new(
         ErrorKind::Invalid,
         "the fence would reach 2^53 - 1, the largest number that the server counts exactly",
@@ -563,7 +486,7 @@ pub(crate) enum Standing<T> {
 }
 
 impl<T> Standing<T> {
-    fn read(answer: &Answer, ours: impl FnOnce() -> Result<T>) -> Result<Self> {
+    pub(crate) fn read(answer: &Answer, ours: impl FnOnce() -> Result<T>) -> Result<Self> {
         match &*answer.word {
             b"ok" => ours().map(Self::Ours),
             b"taken" => Ok(Self::Taken),
@@ -858,7 +781,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-fn decimal(n: u64) -> Vec<u8> {
+pub(crate) fn decimal(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
