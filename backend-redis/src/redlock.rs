@@ -248,7 +248,7 @@ impl RedlockBackend {
     async fn meet(&self, call: &Call) -> Result<()> {
         let quorum = self.quorum();
         let enough = |votes: &Votes<()>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        let votes = ask(call, self.all(), enough, |member| {
+        let votes = ask(call, call.exchange_timeout(), self.all(), enough, |member| {
             let call = call.clone();
             async move { member.link(&call).await.map(drop) }
         });
@@ -297,7 +297,7 @@ impl RedlockBackend {
     {
         let quorum = self.quorum();
         let enough = |votes: &Votes<T>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        ask(call, self.all(), enough, |member| step(member, call.clone())).await
+        ask(call, call.exchange_timeout(), self.all(), enough, |member| step(member, call.clone())).await
     }
 
     /// The first round.
@@ -313,7 +313,7 @@ impl RedlockBackend {
         // Who connects only when the round is over does not take part: nobody would know of it.
         let round = Round::default();
         let over = round.0.clone();
-        ask(call, self.all(), enough, |member| {
+        ask(call, half(call), self.all(), enough, |member| {
             let (call, request, keys, over) = (call.clone(), request.clone(), keys.clone(), over.clone());
             async move {
                 let owner = request.owner();
@@ -375,7 +375,7 @@ impl RedlockBackend {
                 votes.iter().filter(|(_, vote)| matches!(vote, Ok(Settled::Yes))).count()
             };
             let members = ours.iter().map(|at| self.members[*at].clone());
-            let votes = ask(call, members, |votes| yes(votes) >= quorum, |member| {
+            let votes = ask(call, half(call), members, |votes| yes(votes) >= quorum, |member| {
                 let (call, owner, ttl) = (call.clone(), *request.owner(), request.ttl());
                 let (keys, margin) = (keys.clone(), self.config.fence_margin);
                 async move {
@@ -412,7 +412,7 @@ impl RedlockBackend {
         let asked: Vec<usize> = members.iter().map(|member| member.at).collect();
         // Servers that did not answer before are told, too; nobody waits for them.
         let enough = |votes: &Votes<bool>| touched.iter().all(|at| votes.iter().any(|(voter, _)| voter == at));
-        let votes = ask(call, members, enough, |member| {
+        let votes = ask(call, call.exchange_timeout(), members, enough, |member| {
             let (call, owner, keys) = (call.clone(), *owner, keys.clone());
             async move { give_back(&member, &call, &owner, &keys).await }
         });
@@ -695,11 +695,54 @@ impl Drop for Round {
     }
 }
 
+/// The rounds one by one, as requests that were held up may arrive.
+#[cfg(test)]
+impl RedlockBackend {
+    /// Says on how many servers the first round takes the lock.
+    pub(crate) async fn first_round(&self, call: &Call, request: &AcquireRequest) -> usize {
+        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        let last = call.now().saturating_add(request.ttl());
+        let votes = self.take_all(call, request, &keys, last).await;
+        votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Ours { .. }))).count()
+    }
+
+    /// Returns what the second round finds on each server that does not settle: a fence that is not below, or not the
+    /// owner's lock.
+    pub(crate) async fn second_round(&self, call: &Call, request: &AcquireRequest, fence: i64) -> Vec<Option<i64>> {
+        let keys = Keys::new(call.namespace(), request.name());
+        let mut found = Vec::new();
+        for member in &self.members {
+            let hex = hex(request.owner());
+            let numbers = [fence.unsigned_abs(), millis(request.ttl()), 604_800_000].map(decimal);
+            let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+            let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
+            let (_, answer) = member.run(call, &SETTLE, &names, &args).await.unwrap();
+            match Settled::read(&answer).unwrap() {
+                Settled::Yes => {}
+                Settled::NotOurs => found.push(None),
+                Settled::Low(high) => found.push(Some(high)),
+            }
+        }
+        found
+    }
+
+    /// Tells one server off.
+    pub(crate) async fn settle_on(&self, call: &Call, at: usize, request: &AcquireRequest) {
+        let keys = Keys::new(call.namespace(), request.name());
+        cancel_on(&self.members[at], call, request.owner(), request.ttl(), &keys, false).await.unwrap();
+    }
+}
+
 enum Attempt {
     Granted(Lease),
     Held { holder: Option<Holder>, ends: Option<Moment> },
     /// Nobody has a majority.
     Split,
+}
+
+/// Leaves as much time as it takes: for another round, and for taking back what was taken.
+fn half(call: &Call) -> Duration {
+    call.exchange_timeout().min(call.remaining() / 2)
 }
 
 /// Ends what an owner has on one server, whatever its fence there.

@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod cluster;
+mod redlock;
 mod replicas;
 mod sentinel;
 mod server;

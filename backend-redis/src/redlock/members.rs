@@ -137,9 +137,11 @@ pub(crate) type Votes<T> = Vec<(usize, Result<T>)>;
 /// Asks servers at once, each by a task of its own: a request that has left is carried through although nobody waits for
 /// its answer any more, so that a server which is only slow is not left out.
 ///
-/// Returns when all have answered, or soon after the answers are `enough`: after twice the time that took.
+/// Returns when all have answered, when the patience is over, or soon after the answers are `enough`: after twice the time
+/// that took.
 pub(crate) async fn ask<T, F>(
     call: &Call,
+    patience: Duration,
     members: impl IntoIterator<Item = Arc<Member>>,
     enough: impl Fn(&Votes<T>) -> bool,
     step: impl Fn(Arc<Member>) -> F,
@@ -159,22 +161,20 @@ where
     drop(tell);
     let begun = call.now();
     let mut votes = Vec::new();
-    let mut last = None;
+    let mut end = begun.saturating_add(patience);
+    let mut is_enough = false;
     loop {
-        let vote = match last {
-            None => told.recv().await,
-            Some(end) => tokio::select! {
-                biased;
-                vote = told.recv() => vote,
-                () = call.clock().sleep_until(end) => None,
-            },
+        let vote = tokio::select! {
+            biased;
+            vote = told.recv() => vote,
+            () = call.clock().sleep_until(end) => None,
         };
         let Some(vote) = vote else { return votes };
         votes.push(vote);
-        if last.is_none() && enough(&votes) {
+        if !is_enough && enough(&votes) {
+            is_enough = true;
             let now = call.now();
-            let took = begun.until(now);
-            last = Some(now.saturating_add(took + Duration::from_millis(5)));
+            end = end.min(now.saturating_add(begun.until(now) + Duration::from_millis(5)));
         }
     }
 }
