@@ -3,6 +3,7 @@
 mod common;
 
 use std::{
+    net::SocketAddr,
     process::ExitCode,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -40,6 +41,15 @@ impl Etcd {
 impl Service for Etcd {
     async fn connect(&self) -> Arc<dyn LockBackend> {
         connect(self.url.clone()).await
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        let address = self.url.rsplit('/').next().and_then(|address| address.parse().ok());
+        vec![address.expect("a plain address")]
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        connect(format!("http://{}", addresses[0])).await
     }
 
     async fn holder(&self, name: &LockName) -> Option<Owner> {

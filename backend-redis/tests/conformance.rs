@@ -1,6 +1,7 @@
 //! Redis of the test's own under the suite, in every set-up: one a run, a namespace of its own for each case.
 
 use std::{
+    net::SocketAddr,
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
@@ -59,6 +60,14 @@ impl Store {
 impl Service for Store {
     async fn connect(&self) -> Arc<dyn LockBackend> {
         connect(self.url.clone()).await
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        vec![([127, 0, 0, 1], self.port).into()]
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        connect(addresses[0].port().to_string()).await
     }
 
     async fn holder(&self, name: &LockName) -> Option<Owner> {

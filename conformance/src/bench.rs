@@ -91,18 +91,33 @@ impl Bench {
             .expect("a short, plain name")
     }
 
-    /// Opens a connection, behind the suite's door where the service offers no wire.
+    /// Opens a connection, through proxies or behind the suite's door where the service offers no wire of its own.
     async fn connect(&self) -> Arc<dyn LockBackend> {
-        let backend = self.stage.service.connect().await;
-        match self.stage.service.wire() {
-            Some(_) => backend,
-            None => Arc::new(door::Behind { door: self.stage.door.clone(), backend }),
+        let (service, door) = (self.stage.service.clone(), self.stage.door.clone());
+        if service.wire().is_some() {
+            return service.connect().await;
         }
+        let lines: Vec<_> = service.servers().into_iter().map(|server| door.open_line(server)).collect();
+        let backend = if lines.is_empty() {
+            service.connect().await
+        } else {
+            let addresses: Vec<_> = lines.iter().map(|line| line.address()).collect();
+            service.connect_through(&addresses).await
+        };
+        Arc::new(door::Behind { door, service, lines, backend })
     }
 
     /// Connects a client that speaks the backend's own verbs and records what it does.
     pub async fn client(&self, name: &str) -> Client {
         Client::new(self, name, self.connect().await)
+    }
+
+    /// As [`client`](Self::client), on a connection that no fault of the [`wire`](Self::wire) meets where proxies make them.
+    pub async fn unharmed(&self, name: &str) -> Client {
+        if self.stage.service.servers().is_empty() {
+            return self.client(name).await;
+        }
+        Client::new(self, name, self.stage.service.connect().await)
     }
 
     /// Connects a client of the library, whose guards renew; what it does is recorded from its event stream.
@@ -165,7 +180,7 @@ impl Bench {
     }
 
     /// Looks again and again until a look shows what is awaited.
-    pub async fn until<F: Future<Output = bool>>(&self, what: &str, mut look: impl FnMut() -> F) {
+    pub async fn until(&self, what: &str, mut look: impl AsyncFnMut() -> bool) {
         let give_up = self.now().saturating_add(WATCHDOG.max(self.ttl() * 10));
         while !look().await {
             assert!(self.now() < give_up, "waited in vain until {what}");
@@ -190,8 +205,13 @@ impl Bench {
         self.stage.service.queued(name).await.expect("the case needs `Queue`")
     }
 
-    /// Returns the switches for requests and replies: on the service's wire, or else at the backend's door. What the
-    /// backend itself makes of a reply that is late is seen only on a wire; such a case needs `Wire`.
+    /// Counts the waiters in the store's queue, if it has one that can be looked at.
+    pub async fn queue_of(&self, name: &LockName) -> Option<u32> {
+        self.stage.service.queued(name).await
+    }
+
+    /// Returns the switches for requests and replies: of the service, or of the proxies before its servers, or else at the
+    /// backend's door. What the backend itself makes of a reply that is late is seen only on a wire; such a case needs `Wire`.
     pub fn wire(&self) -> &dyn Wire {
         self.stage.service.wire().unwrap_or(&*self.stage.door)
     }

@@ -14,6 +14,7 @@ mod migration;
 mod names;
 mod operators;
 mod ownership;
+mod partition;
 mod pause;
 mod renewal;
 mod scale;
@@ -35,6 +36,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         waiting::CASES,
         cancel::CASES,
         lost_replies::CASES,
+        partition::CASES,
         faults::CASES,
         soak::CASES,
         clocks::CASES,

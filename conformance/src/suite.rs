@@ -122,12 +122,14 @@ impl Suite {
                     offers.push(need);
                 }
             };
-            offer(Need::Wire, service.wire().is_some());
+            offer(Need::Wire, service.wire().is_some() || !service.servers().is_empty());
+            offer(Need::Line, !service.servers().is_empty());
             offer(Need::Fair, capabilities.fair);
             offer(Need::Queue, service.queued(&name).await.is_some());
             offer(Need::Processes, service.address().is_some());
             offer(Need::Floor, capabilities.fence_floor);
             offer(Need::VirtualTime, service.virtual_time());
+            offer(Need::RealTime, !service.virtual_time());
             offers
         })
         .unwrap_or_default()
