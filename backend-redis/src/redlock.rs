@@ -422,7 +422,14 @@ impl RedlockBackend {
     }
 
     /// Asks all servers once.
-    async fn attempt(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Result<Attempt> {
+    /// `since`: from when the deadline counts at the latest, for a try.
+    async fn attempt(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Arc<Keys>,
+        since: Moment,
+    ) -> Result<Attempt> {
         let owner = request.owner();
         let now = call.now();
         // See the backend for one server: no copy runs after the end of the lease that an earlier one may have made.
@@ -463,7 +470,7 @@ impl RedlockBackend {
         if let Some(at) = lefts.len().checked_sub(self.quorum()) {
             lefts.sort_unstable();
             let left = lefts[at].saturating_sub(TIMERS);
-            return request.granted(call, now, left, Fence::new(settled)?).map(Attempt::Granted);
+            return request.granted(call, now.min(since), left, Fence::new(settled)?).map(Attempt::Granted);
         }
         if ours.len() >= self.quorum() {
             let floor = request.floor().map_or(0, Fence::get);
@@ -475,7 +482,7 @@ impl RedlockBackend {
             match self.settle_all(call, request, keys, &ours, fence).await {
                 Ok(Some((sent, fence))) => {
                     let left = request.ttl().saturating_sub(TIMERS);
-                    match request.granted(call, sent, left, fence) {
+                    match request.granted(call, sent.min(since), left, fence) {
                         Ok(lease) => return Ok(Attempt::Granted(lease)),
                         Err(error) => {
                             self.clean_up(call, owner, keys, &ours).await;
@@ -559,9 +566,11 @@ impl RedlockBackend {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
         let mut spread = request.owner().digest().to_i64() as u64;
         let mut splits = 0;
+        // A try is one request to who asks for it, whatever it takes here; a waiter knows that it is many.
+        let since = if request.wait_until().is_none() { call.now() } else { Moment::MAX };
         loop {
             let begun = call.now();
-            let (holder, ends, split) = match self.attempt(call, request, &keys).await? {
+            let (holder, ends, split) = match self.attempt(call, request, &keys, since).await? {
                 Attempt::Granted(lease) => return Ok(lease),
                 Attempt::Held { holder, ends } => (holder, ends, false),
                 Attempt::Split => (None, None, true),

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use lockcore::backend::{Call, Error, ErrorKind, Result};
+use lockcore::backend::{Call, Clock, Error, ErrorKind, Result};
 use redis::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -117,6 +117,12 @@ impl Lanes {
         let lane = Lane { lanes: self.clone(), at, _turn: turn };
         let link = lane.lanes.connections[at].link(call).await?;
         Ok(Lent { link, lane: Some(lane) })
+    }
+
+    /// Makes one connection, so that the first write does not wait for it.
+    pub(crate) async fn connect(&self, patience: Duration, clock: Arc<dyn Clock>) -> Result<()> {
+        // The one that is lent first.
+        self.connections[0].connect(patience, clock).await.map(drop)
     }
 
     pub(crate) fn close(&self) {

@@ -53,7 +53,11 @@ impl Node {
     }
 
     pub(crate) async fn connect(&self, patience: Duration, clock: Arc<dyn Clock>) -> Result<()> {
-        self.connection.connect(patience, clock).await.map(drop)
+        self.connection.connect(patience, clock.clone()).await?;
+        match Wait::demanded(&self.config, self.learnt.replicas()) {
+            Some(_) => self.lanes.connect(patience, clock).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns a connection, for a call alone where it waits for replicas.

@@ -70,6 +70,20 @@ impl Service for Store {
         connect(addresses[0].port().to_string()).await
     }
 
+    /// The nodes of a Cluster tell clients where they are themselves, past every proxy.
+    fn servers(&self) -> Vec<SocketAddr> {
+        if self.url.starts_with("redis+cluster:") {
+            return Vec::new();
+        }
+        self.ports.iter().map(|port| ([127, 0, 0, 1], *port).into()).collect()
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        let there = list(&self.ports);
+        let through: Vec<u16> = addresses.iter().map(SocketAddr::port).collect();
+        connect(self.url.replace(&there, &list(&through))).await
+    }
+
     async fn holder(&self, name: &LockName) -> Option<Owner> {
         let values: Vec<Option<String>> = self.raw("GET", &self.key(name));
         let owners: Vec<Owner> = values.into_iter().flatten().filter_map(|value| owner(&value)).collect();
