@@ -18,9 +18,13 @@ mod connector;
 mod error;
 mod exchange;
 mod keys;
+mod leases;
+mod phase;
+mod preflight;
 mod steps;
+mod wait;
 
-pub use config::EtcdConfig;
+pub use config::{EtcdConfig, Renewal, TlsFiles};
 #[cfg(feature = "config")]
 pub use connector::Etcd;
 pub use steps::EtcdBackend;

@@ -42,7 +42,9 @@ impl Server {
             return None;
         }
         for program in ["etcd", "etcdctl"] {
-            if let Err(error) = Command::new(program).arg("--version").stdout(Stdio::null()).status() {
+            let mut ask = Command::new(program);
+            ask.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+            if let Err(error) = ask.status() {
                 panic!(
                     "{program}: {error}; run: sudo apt-get install etcd-server etcd-client (or set LOCK_TEST_SKIP=etcd)"
                 );
@@ -137,13 +139,27 @@ impl Server {
 }
 
 fn spawn(url: &str, peer: &str, data: &Path) -> Child {
-    Command::new("etcd")
-        .args(["--unsafe-no-fsync", "--heartbeat-interval", "30", "--election-timeout", "300"])
+    start("default", url, peer, &format!("default={peer}"), data, &[])
+}
+
+/// Starts one member, which dies with the thread that started it, should the test be killed.
+fn start(name: &str, url: &str, peer: &str, cluster: &str, data: &Path, more: &[&str]) -> Child {
+    let mut command = match Command::new("setpriv").arg("--version").stdout(Stdio::null()).status() {
+        Ok(status) if status.success() => {
+            let mut command = Command::new("setpriv");
+            command.args(["--pdeathsig", "KILL", "etcd"]);
+            command
+        }
+        _ => Command::new("etcd"),
+    };
+    command
+        .args(["--name", name, "--unsafe-no-fsync", "--heartbeat-interval", "30", "--election-timeout", "300"])
         .args(["--listen-client-urls", url, "--advertise-client-urls", url])
         .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
-        .args(["--initial-cluster", &format!("default={peer}")])
+        .args(["--initial-cluster", cluster])
         .arg("--data-dir")
         .arg(data)
+        .args(more)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
