@@ -61,10 +61,11 @@ impl EtcdBackend {
     /// Asks for what a lock needs, without doing it: a majority answers, and the user may write below the prefix.
     async fn may_write(&self, call: &Call) -> Result<()> {
         let nothing = Space::new(call.namespace()).nothing();
-        // The permissions of the branch that is not taken are looked at, too.
+        // The permissions of the branch that is not taken are looked at, too. It writes by a deletion, which a cluster
+        // without space does not refuse.
         let txn = Txn::new()
             .when([Compare::create_revision(nothing.clone(), CompareOp::Greater, 0)])
-            .and_then([TxnOp::put(nothing.clone(), "", None)])
+            .and_then([TxnOp::delete(nothing.clone(), None)])
             .or_else([TxnOp::get(nothing, None)]);
         self.txn_freely(call, txn).await.map(drop)
     }

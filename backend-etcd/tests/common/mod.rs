@@ -44,6 +44,14 @@ impl Member {
         Self { child, name, url, peer, cluster: cluster.to_owned(), data, more }
     }
 
+    /// Starts one beside others that are named like in `--initial-cluster`, and waits until it listens.
+    pub(crate) fn spawn_at(dir: &Path, name: &str, peer: &str, others: &str, more: &[&str]) -> Self {
+        let cluster = format!("{name}={peer},{others}");
+        let mut member = Self::spawn(name, &free(), peer, &cluster, dir.join(name), more);
+        assert!(member.is_up(), "{name} ended");
+        member
+    }
+
     /// Waits until it listens; false: it ended, because somebody else took its port.
     fn is_up(&mut self) -> bool {
         let begun = std::time::Instant::now();
@@ -223,6 +231,10 @@ impl Server {
         self.member.signal(signal);
     }
 
+    pub(crate) fn peer(&self) -> &str {
+        &self.member.peer
+    }
+
     /// Goes on from a snapshot with the same name, token and addresses.
     pub(crate) fn restore(&mut self, snapshot: &Path) {
         self.kill();
@@ -273,7 +285,7 @@ impl Server {
         let options = GetOptions::new().with_prefix().with_keys_only();
         let found = self.admin().await.get("lockcore/", Some(options)).await.unwrap();
         let keys = found.kvs().iter().map(|kv| String::from_utf8_lossy(kv.key()).into_owned());
-        keys.filter(|key| !key.ends_with("/base")).collect()
+        keys.filter(|key| !key.ends_with("/base") && !key.ends_with("/phase")).collect()
     }
 
     pub(crate) async fn leases(&self) -> usize {
@@ -312,7 +324,8 @@ pub(crate) fn is_skipped() -> bool {
     false
 }
 
-fn free() -> String {
+/// Returns an address on a port that nobody listens on.
+pub(crate) fn free() -> String {
     format!("http://127.0.0.1:{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
 }
 
