@@ -1,6 +1,7 @@
 //! A Redis server of the test's own under the suite: one server a run, a namespace of its own for each case.
 
 use std::{
+    net::SocketAddr,
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
@@ -44,6 +45,14 @@ impl RedisServer {
 impl Service for RedisServer {
     async fn connect(&self) -> Arc<dyn LockBackend> {
         connect(self.port.to_string()).await
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        vec![([127, 0, 0, 1], self.port).into()]
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        connect(addresses[0].port().to_string()).await
     }
 
     async fn holder(&self, name: &LockName) -> Option<Owner> {

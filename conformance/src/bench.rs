@@ -91,13 +91,20 @@ impl Bench {
             .expect("a short, plain name")
     }
 
-    /// Opens a connection, behind the suite's door where the service offers no wire.
+    /// Opens a connection, through proxies or behind the suite's door where the service offers no wire of its own.
     async fn connect(&self) -> Arc<dyn LockBackend> {
-        let backend = self.stage.service.connect().await;
-        match self.stage.service.wire() {
-            Some(_) => backend,
-            None => Arc::new(door::Behind { door: self.stage.door.clone(), backend }),
+        let (service, door) = (self.stage.service.clone(), self.stage.door.clone());
+        if service.wire().is_some() {
+            return service.connect().await;
         }
+        let lines: Vec<_> = service.servers().into_iter().map(|server| door.open_line(server)).collect();
+        let backend = if lines.is_empty() {
+            service.connect().await
+        } else {
+            let addresses: Vec<_> = lines.iter().map(|line| line.address()).collect();
+            service.connect_through(&addresses).await
+        };
+        Arc::new(door::Behind { door, service, lines, backend })
     }
 
     /// Connects a client that speaks the backend's own verbs and records what it does.
@@ -190,8 +197,8 @@ impl Bench {
         self.stage.service.queued(name).await.expect("the case needs `Queue`")
     }
 
-    /// Returns the switches for requests and replies: on the service's wire, or else at the backend's door. What the
-    /// backend itself makes of a reply that is late is seen only on a wire; such a case needs `Wire`.
+    /// Returns the switches for requests and replies: of the service, or of the proxies before its servers, or else at the
+    /// backend's door. What the backend itself makes of a reply that is late is seen only on a wire; such a case needs `Wire`.
     pub fn wire(&self) -> &dyn Wire {
         self.stage.service.wire().unwrap_or(&*self.stage.door)
     }

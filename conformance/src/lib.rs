@@ -32,6 +32,7 @@
 pub mod bench;
 mod case;
 mod cases;
+pub mod faultline;
 pub mod history;
 mod memory;
 mod mutants;

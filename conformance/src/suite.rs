@@ -122,7 +122,7 @@ impl Suite {
                     offers.push(need);
                 }
             };
-            offer(Need::Wire, service.wire().is_some());
+            offer(Need::Wire, service.wire().is_some() || !service.servers().is_empty());
             offer(Need::Fair, capabilities.fair);
             offer(Need::Queue, service.queued(&name).await.is_some());
             offer(Need::Processes, service.address().is_some());

@@ -1,6 +1,7 @@
 //! What the suite needs of etcd: a connection, and a second road to the keys.
 
 use std::{
+    net::SocketAddr,
     process::ExitCode,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -74,6 +75,16 @@ impl Service for Etcd {
 
     async fn queued(&self, name: &LockName) -> Option<u32> {
         u32::try_from(self.places(name).await.len().saturating_sub(1)).ok()
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        let listens = |url: &String| url.rsplit('/').next()?.parse().ok();
+        self.urls.iter().map(|url| listens(url).expect("a plain address")).collect()
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
+        connect(urls.join(",")).await
     }
 
     fn address(&self) -> Option<String> {

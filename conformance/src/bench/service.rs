@@ -1,11 +1,13 @@
 //! What the suite needs from a backend's author.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use lockcore::{
     LockName, Verb,
     backend::{BootClock, Clock, LockBackend, Owner, async_trait},
 };
+
+use crate::faultline::Direction;
 
 /// A store under test: a way to connect, and two roads around the code under test. The rest has bodies.
 #[async_trait]
@@ -44,8 +46,21 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// Returns the switches for lost, held and late replies between backend and store. Body: not offered; the suite then
-    /// loses and holds them at the backend's door.
+    /// Returns where the store's servers listen for TCP. The suite then puts a [`Faultline`](crate::faultline::Faultline) before
+    /// each of them for each client. Body: none, for a store that is not reached by TCP, or whose servers tell clients
+    /// other addresses than these.
+    fn servers(&self) -> Vec<SocketAddr> {
+        Vec::new()
+    }
+
+    /// Opens a new connection through other addresses that lead to the [`servers`](Self::servers), in their order. Body:
+    /// [`connect`](Self::connect), for a store without servers.
+    async fn connect_through(&self, _addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        self.connect().await
+    }
+
+    /// Returns switches of the service's own for lost, held and late replies. Body: none; the suite then uses proxies before
+    /// the [`servers`](Self::servers), or, where there are none, loses and holds at the backend's door.
     fn wire(&self) -> Option<&dyn Wire> {
         None
     }
@@ -75,10 +90,19 @@ pub trait Wire: Send + Sync {
     fn deliver(&self);
     /// Lets every reply come later, after its effect.
     fn delay_replies(&self, by: Duration);
-    /// Swallows everything without a word.
+    /// Lets nothing through and says nothing. What was sent over a wire comes late, when the cut ends.
     fn cut(&self, on: bool);
     /// Refuses every request, certainly without an effect.
     fn refuse(&self, on: bool);
+    /// Holds the next request of a verb until [`deliver`](Self::deliver), while later connections overtake it. Says
+    /// whether this can be done here. Body: no.
+    fn hold_request(&self, _verb: Verb) -> bool {
+        false
+    }
+    /// Holds everything that goes one way. Says whether this can be done here. Body: no.
+    fn one_way(&self, _direction: Direction, _on: bool) -> bool {
+        false
+    }
     /// Ends every fault, also those that were armed and have hit nobody.
     fn heal(&self);
 }
