@@ -106,7 +106,13 @@ async fn i04_a_lost_release_reply_is_settled(bench: Bench) -> Outcome {
     let (name, alice, bob) = (bench.fresh_name(), bench.client("alice").await, bench.client("bob").await);
     let lease = alice.try_acquire(&name).await?;
     bench.wire().lose_reply(Verb::Release);
-    assert_refused(alice.release(&lease).await, ErrorKind::Unknown, "a lost reply is not unknown");
+    match alice.release(&lease).await {
+        // The backend had another way to end this lease and nothing else.
+        Ok(settled) => assert_eq!(settled, Released::Now),
+        lost => {
+            assert_refused(lost, ErrorKind::Unknown, "a lost reply is not unknown");
+        }
+    }
     assert_eq!(alice.release(&lease).await?, Released::AlreadyOver);
     let next = bob.try_acquire(&name).await?;
     bob.release(&next).await?;
@@ -188,11 +194,26 @@ async fn i07_what_was_given_up_never_comes(bench: Bench) -> Outcome {
 /// between backend and store there is no such copy.
 async fn i07_a_late_copy_of_what_was_given_up_is_granted_nothing(bench: Bench) -> Outcome {
     let (name, alice) = (bench.fresh_name(), bench.client("alice").await);
+    // There is a connection on which the request can be held.
+    let first = alice.try_acquire(&name).await?;
+    alice.release(&first).await?;
     let request = alice.request(&name);
-    alice.abandon(&request).await?;
-    let late = alice.backend().acquire(&alice.call(alice.budget()), &request).await;
-    assert!(late.is_err(), "a late copy of what was given up was granted: {late:?}");
-    assert_eq!(bench.holder(&name).await, None, "a late copy of what was given up holds");
+    if bench.wire().hold_request(Verb::Acquire) {
+        let held = alice.ask(&request, bench.ttl() / 2).await;
+        assert_refused(held, ErrorKind::Unknown, "a request that is held up is not unknown");
+        bench.until("it is given up", async || alice.abandon(&request).await.is_ok()).await;
+        bench.wire().deliver();
+        let end = bench.now().saturating_add(bench.ttl());
+        while bench.now() < end {
+            assert_eq!(bench.holder(&name).await, None, "a late copy of what was given up holds");
+            bench.pass(bench.ttl() / 50).await;
+        }
+    } else {
+        alice.abandon(&request).await?;
+        let late = alice.backend().acquire(&alice.call(alice.budget()), &request).await;
+        assert!(late.is_err(), "a late copy of what was given up was granted: {late:?}");
+        assert_eq!(bench.holder(&name).await, None, "a late copy of what was given up holds");
+    }
     let next = alice.try_acquire(&name).await?;
     alice.release(&next).await?;
     Ok(Kept)
