@@ -264,7 +264,7 @@ impl LockBackend for EtcdBackend {
                     }
                     tokio::select! {
                         _ = watched.stream.message() => {}
-                        () = self.members.turned_from(watched.at) => {}
+                        () = self.members.moved_from(watched.post) => {}
                     }
                     continue;
                 }

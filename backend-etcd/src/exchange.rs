@@ -38,10 +38,21 @@ pub(crate) struct Members {
 struct Seat {
     link: Mutex<Option<Link>>,
     answers: AtomicU64,
+    /// Connections made so far.
+    made: AtomicU64,
+}
+
+/// Which connection to which member something is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Post {
+    at: usize,
+    number: u64,
 }
 
 struct Link {
     client: Client,
+    /// Counts the connections to this member.
+    number: u64,
     /// Ends with the runtime whose tasks drive the client.
     runtime: JoinHandle<()>,
 }
@@ -74,6 +85,8 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let silent = self.members.seats[self.at].answers.load(Ordering::Relaxed) == self.answers;
         if silent && self.since.elapsed() >= SILENCE {
+            // The connection may be dead without a word, and the member well: the next exchange with it dials anew.
+            self.members.hang_up(self.at);
             self.members.turn(self.at);
         }
     }
@@ -99,10 +112,15 @@ impl Members {
 
     /// Returns the client of one member.
     pub(crate) async fn client(&self, at: usize) -> std::result::Result<Client, Said> {
-        if let Some(link) = &*self.seats[at].link.lock().unwrap_or_else(PoisonError::into_inner)
+        self.link(at).await.map(|(client, _)| client)
+    }
+
+    async fn link(&self, at: usize) -> std::result::Result<(Client, Post), Said> {
+        let seat = &self.seats[at];
+        if let Some(link) = &*seat.link.lock().unwrap_or_else(PoisonError::into_inner)
             && !link.runtime.is_finished()
         {
-            return Ok(link.client.clone());
+            return Ok((link.client.clone(), Post { at, number: link.number }));
         }
         let endpoint = &self.config.endpoints[at];
         let mut options = ConnectOptions::new()
@@ -126,9 +144,21 @@ impl Members {
             }
             made => made?,
         };
-        let link = Link { client: client.clone(), runtime: tokio::spawn(std::future::pending()) };
-        *self.seats[at].link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
-        Ok(client)
+        let number = seat.made.fetch_add(1, Ordering::Relaxed);
+        let link = Link { client: client.clone(), number, runtime: tokio::spawn(std::future::pending()) };
+        *seat.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
+        Ok((client, Post { at, number }))
+    }
+
+    /// Lets go of the connection to a member. What is under way on it goes on.
+    fn hang_up(&self, at: usize) {
+        self.seats[at].link.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.turned.notify_waiters();
+    }
+
+    fn is_manned(&self, post: Post) -> bool {
+        let link = self.seats[post.at].link.lock().unwrap_or_else(PoisonError::into_inner);
+        self.current() == post.at && link.as_ref().is_some_and(|link| link.number == post.number)
     }
 
     /// Returns which member is asked.
@@ -146,12 +176,12 @@ impl Members {
         }
     }
 
-    /// Returns once another member than this is asked.
-    pub(crate) async fn turned_from(&self, at: usize) {
+    /// Returns once others are asked by another connection than this.
+    pub(crate) async fn moved_from(&self, post: Post) {
         loop {
             let mut turned = std::pin::pin!(self.turned.notified());
             turned.as_mut().enable();
-            if self.current() != at {
+            if !self.is_manned(post) {
                 return;
             }
             turned.await;
@@ -206,13 +236,13 @@ impl Members {
         self.ask_at(bound, repeat, send).await.map(|(_, answer)| answer)
     }
 
-    /// As [`ask`](Self::ask), and tells who answered.
+    /// As [`ask`](Self::ask), and tells where the answer came from.
     pub(crate) async fn ask_at<T, F>(
         &self,
         bound: Duration,
         repeat: Repeat,
         send: impl Fn(Client) -> F,
-    ) -> Result<(usize, std::result::Result<T, Said>)>
+    ) -> Result<(Post, std::result::Result<T, Said>)>
     where
         F: Future<Output = std::result::Result<T, Said>>,
     {
@@ -233,7 +263,7 @@ impl Members {
                 Err(refused) if again && refused.kind() == ErrorKind::Unavailable => {}
                 Err(unknown) if again && unknown.kind() == ErrorKind::Unknown && repeat == Repeat::Freely => {
                 }
-                answer => return answer.map(|answer| (at, answer)),
+                answer => return answer,
             }
             // Alone, asking the same member at once tells nothing new.
             if self.current() == at {
@@ -247,7 +277,7 @@ impl Members {
         at: usize,
         bound: Duration,
         send: impl Fn(Client) -> F,
-    ) -> Result<std::result::Result<T, Said>>
+    ) -> Result<(Post, std::result::Result<T, Said>)>
     where
         F: Future<Output = std::result::Result<T, Said>>,
     {
@@ -255,8 +285,8 @@ impl Members {
         let answers = self.seats[at].answers.load(Ordering::Relaxed);
         let _waiting = Waiting { members: self, at, since, answers };
         // Until there is a client nothing was sent: whatever goes wrong is definite.
-        let client = match tokio::time::timeout(bound, self.client(at)).await {
-            Ok(Ok(client)) => client,
+        let (client, post) = match tokio::time::timeout(bound, self.link(at)).await {
+            Ok(Ok(link)) => link,
             Ok(Err(said)) => {
                 self.turn(at);
                 self.note(&said);
@@ -291,11 +321,11 @@ impl Members {
             }
             Ok(Ok(answer)) => {
                 self.seats[at].answers.fetch_add(1, Ordering::Relaxed);
-                Ok(Ok(answer))
+                Ok((post, Ok(answer)))
             }
             Ok(Err(said)) if lease_is_gone(&said) || lease_exists(&said) => {
                 self.seats[at].answers.fetch_add(1, Ordering::Relaxed);
-                Ok(Err(said))
+                Ok((post, Err(said)))
             }
             Ok(Err(said)) => {
                 self.note(&said);

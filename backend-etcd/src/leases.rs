@@ -253,6 +253,8 @@ impl EtcdBackend {
         began: Option<Moment>,
     ) -> Result<Place> {
         let seconds = whole_seconds(ttl);
+        // What an acquire sends after its start counts from its start.
+        let sent = || began.unwrap_or_else(|| call.now());
         loop {
             let known = self.place(key);
             if let Some(place) = known.filter(|p| p.alive) {
@@ -260,7 +262,7 @@ impl EtcdBackend {
                 if place.held.is_some() && call.now() < place.sent.saturating_add(place.granted / 2) {
                     return Ok(place);
                 }
-                let sent = call.now();
+                let sent = sent();
                 if self.keep_alive(call, place.lease).await? {
                     let place = Place { sent, ..place };
                     self.keep(key, place);
@@ -272,14 +274,14 @@ impl EtcdBackend {
             if known.is_none()
                 && let Some(at_hand) = self.take_at_hand(seconds.max(self.least_seconds()), call.now())
             {
-                let Some(AtHand { lease, granted, sent }) = self.freshen(call, at_hand).await? else {
+                let Some(AtHand { lease, granted, sent }) = self.freshen(call, at_hand, sent()).await? else {
                     continue;
                 };
                 let place = Place::new(lease, granted, sent, true);
                 self.keep(key, place);
                 return Ok(place);
             }
-            let sent = began.unwrap_or_else(|| call.now());
+            let sent = sent();
             let lease = known.map_or_else(|| self.draw_lease(), |place| Ok(place.lease))?;
             let place = Place::new(lease, Duration::from_secs(seconds.unsigned_abs()), sent, false);
             self.keep(key, place);
@@ -310,8 +312,7 @@ impl EtcdBackend {
 
     /// Prolongs a lease at hand that has lost a good part of its TTL, and makes sure that it still carries nothing. `None`:
     /// it is not to be used.
-    async fn freshen(&self, call: &Call, at_hand: AtHand) -> Result<Option<AtHand>> {
-        let sent = call.now();
+    async fn freshen(&self, call: &Call, at_hand: AtHand, sent: Moment) -> Result<Option<AtHand>> {
         if sent < at_hand.sent.saturating_add(at_hand.granted / 10) {
             return Ok(Some(at_hand));
         }

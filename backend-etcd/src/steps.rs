@@ -14,7 +14,7 @@ use lockcore::backend::*;
 
 use crate::{
     config::{EtcdConfig, Renewal},
-    exchange::{Members, Repeat},
+    exchange::{Members, Post, Repeat},
     keys::{Space, owner_of},
     leases::{Leases, Place},
 };
@@ -89,10 +89,10 @@ impl std::fmt::Debug for EtcdBackend {
     }
 }
 
-/// A watch, the member it is on, and the revision from which on it misses nothing.
+/// A watch, the connection it is on, and the revision from which on it misses nothing.
 pub(crate) struct Watched {
     pub(crate) stream: WatchStream,
-    pub(crate) at: usize,
+    pub(crate) post: Post,
     pub(crate) from: i64,
 }
 
@@ -355,7 +355,7 @@ impl EtcdBackend {
 
     /// Watches keys from now on.
     pub(crate) async fn watch(&self, bound: Duration, keys: &[String]) -> Result<Watched> {
-        let (at, made) = self
+        let (post, made) = self
             .members
             .ask_at(bound, Repeat::Freely, |client| async move {
                 let options = || Some(WatchOptions::new().with_filters([WatchFilterType::NoPut]));
@@ -382,7 +382,7 @@ impl EtcdBackend {
             })
             .await?;
         let (stream, from) = made.map_err(crate::error::error)?;
-        Ok(Watched { stream, at, from })
+        Ok(Watched { stream, post, from })
     }
 
     /// Says why a holding is over, from the mark that a break leaves on the broken lease.

@@ -225,11 +225,11 @@ impl Waiter<'_> {
         let fresh_until = self.place.sent.saturating_add(self.place.granted / 3);
         let until = self.request.wait_until().map_or(fresh_until, |end| end.min(fresh_until));
         if let Some(watched) = &mut self.watched {
-            let at = watched.at;
+            let post = watched.post;
             tokio::select! {
                 // An event, or the end of the watch, for whatever reason.
                 _ = watched.stream.message() => self.watched = None,
-                () = backend.members.turned_from(at) => self.watched = None,
+                () = backend.members.moved_from(post) => self.watched = None,
                 () = call.clock().sleep_until(until) => {}
             }
         }
