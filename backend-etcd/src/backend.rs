@@ -1,6 +1,9 @@
 //! The verbs.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
 use lockcore::backend::*;
@@ -34,6 +37,7 @@ impl LockBackend for EtcdBackend {
             c.ttl_step = Duration::from_secs(1);
             c.fence_floor = true;
             c.labels = true;
+            c.lock_delay = true;
             c.pushes_loss = true;
             c.renew_batch = BATCH;
         })
@@ -434,6 +438,10 @@ impl LockBackend for EtcdBackend {
         let released = self.release(call, member).await?;
         self.memberships.lock().unwrap_or_else(PoisonError::into_inner).remove(&member.owner);
         Ok(released)
+    }
+
+    async fn second_connection(&self, _call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
+        Ok(Some(Arc::new(self.beside())))
     }
 
     async fn close(&self) {

@@ -77,6 +77,8 @@ pub(crate) enum Repeat {
 struct Waiting<'a> {
     members: &'a Members,
     at: usize,
+    /// The connection, once there is one.
+    on: Option<Post>,
     since: Instant,
     answers: u64,
 }
@@ -86,7 +88,9 @@ impl Drop for Waiting<'_> {
         let silent = self.members.seats[self.at].answers.load(Ordering::Relaxed) == self.answers;
         if silent && self.since.elapsed() >= SILENCE {
             // The connection may be dead without a word, and the member well: the next exchange with it dials anew.
-            self.members.hang_up(self.at);
+            if let Some(post) = self.on {
+                self.members.hang_up(post);
+            }
             self.members.turn(self.at);
         }
     }
@@ -150,10 +154,14 @@ impl Members {
         Ok((client, Post { at, number }))
     }
 
-    /// Lets go of the connection to a member. What is under way on it goes on.
-    fn hang_up(&self, at: usize) {
-        self.seats[at].link.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.turned.notify_waiters();
+    /// Lets go of a connection, unless there is another in its place already. What is under way on it goes on.
+    fn hang_up(&self, post: Post) {
+        let mut link = self.seats[post.at].link.lock().unwrap_or_else(PoisonError::into_inner);
+        if link.as_ref().is_some_and(|link| link.number == post.number) {
+            link.take();
+            drop(link);
+            self.turned.notify_waiters();
+        }
     }
 
     fn is_manned(&self, post: Post) -> bool {
@@ -283,7 +291,7 @@ impl Members {
     {
         let since = Instant::now();
         let answers = self.seats[at].answers.load(Ordering::Relaxed);
-        let _waiting = Waiting { members: self, at, since, answers };
+        let mut waiting = Waiting { members: self, at, on: None, since, answers };
         // Until there is a client nothing was sent: whatever goes wrong is definite.
         let (client, post) = match tokio::time::timeout(bound, self.link(at)).await {
             Ok(Ok(link)) => link,
@@ -303,6 +311,7 @@ impl Members {
                 return Err(Error::new(ErrorKind::Unavailable, "the member cannot be reached in time"));
             }
         };
+        waiting.on = Some(post);
         let asked = tokio::time::timeout(bound.saturating_sub(since.elapsed()), async {
             let answer = send(client.clone()).await;
             match &answer {

@@ -29,6 +29,11 @@ pub use config::{EtcdConfig, Renewal, TlsFiles};
 pub use connector::Etcd;
 pub use steps::EtcdBackend;
 
+#[cfg(test)]
+extern crate self as lockcore_etcd;
+#[cfg(test)]
+mod tests;
+
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

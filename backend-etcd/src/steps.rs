@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -32,12 +32,12 @@ const LEAST_PATIENCE: Duration = Duration::from_millis(500);
 pub struct EtcdBackend {
     pub(crate) members: Members,
     /// By key: which lease carries a place. On a miss the record tells.
-    pub(crate) leases: Mutex<Leases>,
+    pub(crate) leases: Arc<Mutex<Leases>>,
     /// By namespace: what this process saw of its base.
     spaces: Mutex<HashMap<String, Met>>,
     /// Memberships of this process in phases of a migration, by owner.
-    pub(crate) memberships: Mutex<HashMap<Owner, String>>,
-    pub(crate) known: Mutex<Known>,
+    pub(crate) memberships: Arc<Mutex<HashMap<Owner, String>>>,
+    pub(crate) known: Arc<Mutex<Known>>,
     /// Leases to draw next, the last first.
     #[cfg(test)]
     pub(crate) draws: Mutex<Vec<i64>>,
@@ -106,13 +106,26 @@ impl EtcdBackend {
         let known = Known { least_ttl: Duration::from_secs(1), revokes_live_leases: false, alone: false };
         Ok(Self {
             members: Members::new(config),
-            leases: Mutex::default(),
+            leases: Arc::default(),
             spaces: Mutex::default(),
-            memberships: Mutex::default(),
-            known: Mutex::new(known),
+            memberships: Arc::default(),
+            known: Arc::new(Mutex::new(known)),
             #[cfg(test)]
             draws: Mutex::default(),
         })
+    }
+
+    /// Makes one with connections of its own, which knows the same leases.
+    pub(crate) fn beside(&self) -> Self {
+        Self {
+            members: Members::new(self.members.config().clone()),
+            leases: self.leases.clone(),
+            spaces: Mutex::default(),
+            memberships: self.memberships.clone(),
+            known: self.known.clone(),
+            #[cfg(test)]
+            draws: Mutex::default(),
+        }
     }
 
     pub(crate) fn known(&self) -> Known {
