@@ -430,6 +430,8 @@ impl ZkBackend {
         let inner = &self.inner;
         let base = space.base();
         let waits = request.wait_until();
+        // A deadline counts from the start of the acquire, unless it waited since.
+        let (began, mut waited) = (call.now(), false);
         'enqueue: loop {
             let (place, mut node, mut look) = match self.enter(call, request, space, queue, key).await {
                 Ok(Some(entered)) => entered,
@@ -441,6 +443,9 @@ impl ZkBackend {
                     continue;
                 }
             };
+            if !waited {
+                look.sent = began;
+            }
             let session = &place.session;
             let mut refused = 0;
             loop {
@@ -476,6 +481,7 @@ impl ZkBackend {
                         return Err(Error::held_by(kind, holder.map(|(holder, _)| holder)));
                     }
                     let Some(before) = look.queue.before(&node.name) else { return Ok(Next::Look) };
+                    waited = true;
                     let worker = inner.worker()?;
                     let net = call.now().saturating_add(session.timeout / 4);
                     let until = waits.map_or(net, |end| end.min(net));
@@ -487,7 +493,7 @@ impl ZkBackend {
                     Ok(Next::Look) => wire::look(session, bound_of(call), &base, queue, Some(&node.name))
                         .await
                         .map(|seen| {
-                            look = seen;
+                            look = if waited { seen } else { Look { sent: began, ..seen } };
                             Next::Wait
                         }),
                     next => next,

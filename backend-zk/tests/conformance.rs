@@ -31,8 +31,13 @@ impl Zk {
 
     /// The second road: the queue's node, by the shape that the crate's README gives.
     fn queue(&self, name: &LockName) -> String {
-        let name = name.as_str().replace('%', "%25").replace('/', "%2F");
-        format!("/lockcore/@{}/locks/{name}", self.namespace.get().map_or("", String::as_str))
+        let refused = |c: char| matches!(c, '%' | '/') || c.is_control() || c > '\u{dfff}';
+        let node = name.as_str().chars().map(|c| match c {
+            c if refused(c) => c.to_string().bytes().map(|byte| format!("%{byte:02X}")).collect(),
+            c => c.to_string(),
+        });
+        let space = self.namespace.get().map_or("", String::as_str);
+        format!("/lockcore/@{space}/locks/{}", node.collect::<String>())
     }
 
     async fn admin(&self) -> &Client {

@@ -60,7 +60,7 @@ impl Server {
         let dir = tempfile::tempdir().unwrap();
         let config = format!(
             "tickTime=200\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n\
-             4lw.commands.whitelist=*\nforceSync=no\npreAllocSize=512\nmaxClientCnxns=0\n",
+             4lw.commands.whitelist=*\nforceSync=no\npreAllocSize=512\nmaxClientCnxns=0\nmaxSessionTimeout=120000\n",
             dir.path().join("data").display()
         );
         std::fs::write(dir.path().join("zoo.cfg"), config).unwrap();
@@ -72,7 +72,7 @@ impl Server {
 
     fn wait(&mut self) {
         let begun = Instant::now();
-        while !self.says("ruok").is_some_and(|said| said == "imok") {
+        while !self.says("srvr").is_some_and(|said| said.contains("Mode:")) {
             assert!(self.child.try_wait().unwrap().is_none(), "the server ended: {}", self.log());
             assert!(begun.elapsed() < WATCHDOG, "the server does not answer: {}", self.log());
             // Between two looks at a process that is starting, not a wait for an effect.
