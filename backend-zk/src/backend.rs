@@ -7,11 +7,13 @@ use lockcore::backend::*;
 use crate::{
     config::ZkConfig,
     keys::{Space, stem, unescape},
-    places::{Claim, Node, Place, Stage, key},
+    phases,
+    places::{Claim, Held, Node, Place, Stage, key},
+    preflight,
     session::Session,
     steps::*,
     wait,
-    wire::{self, Change, Entered, Look},
+    wire::{self, Change, Look},
 };
 
 const BACKEND: &str = "zookeeper";
@@ -50,6 +52,7 @@ impl LockBackend for ZkBackend {
             c.survives.restart = true;
             c.survives.failover = true;
             c.survives.clock_step = true;
+            c.survives.pause = true;
             c.ttl = Duration::from_millis(50).min(longest)..=longest;
             c.fence_floor = true;
             c.labels = true;
@@ -86,8 +89,7 @@ impl LockBackend for ZkBackend {
 
     async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
         let inner = &self.inner;
-        let queue = inner.space(call).queue(&lease.name);
-        let key = key(&queue, &lease.owner);
+        let (queue, key) = self.standing_of(call, lease);
         let known = inner.places.get(&key).filter(|place| !place.session.is_over());
         let over = |stood| if stood { Released::Now } else { Released::AlreadyOver };
         match known.as_ref().and_then(|place| place.held) {
@@ -111,11 +113,7 @@ impl LockBackend for ZkBackend {
         let queue = space.queue(request.name());
         let key = key(&queue, request.owner());
         if let Some(place) = self.standing(call, &key).await? {
-            loop {
-                let node = match &place.stage {
-                    Stage::Stands(node) => node,
-                    Stage::Asked | Stage::Leaving => break,
-                };
+            while let Stage::Stands(node) = &place.stage {
                 let look =
                     wire::look(&place.session, bound_of(call), &space.base(), &queue, Some(&node.name))
                         .await?;
@@ -193,12 +191,11 @@ impl LockBackend for ZkBackend {
     }
 
     async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
-        let space = self.inner.space(call);
         let mut answers: Vec<Option<Result<Lease>>> = leases.iter().map(|_| None).collect();
         let mut by_session: Vec<(Arc<Session>, Vec<(usize, Place, String)>)> = Vec::new();
         for (at, lease) in leases.iter().enumerate() {
-            let queue = space.queue(&lease.name);
-            match self.held(call, &key(&queue, &lease.owner), lease) {
+            let (queue, key) = self.standing_of(call, lease);
+            match self.held(call, &key, lease) {
                 Ok((place, path)) => {
                     let of = by_session.iter_mut().find(|(session, _)| Arc::ptr_eq(session, &place.session));
                     match of {
@@ -413,6 +410,115 @@ impl LockBackend for ZkBackend {
         }
     }
 
+    async fn phase_read(&self, call: &Call) -> Result<Option<PhaseRecord>> {
+        let session = self.inner.any_session(call).await?;
+        session.write_beat(bound_of(call)).await?;
+        let read = wire::read(&session, bound_of(call), &self.inner.space(call).phases()).await?;
+        read.map(|(data, _)| phases::read(&data)).transpose()
+    }
+
+    async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
+        let inner = &self.inner;
+        let (space, bound) = (inner.space(call), bound_of(call));
+        let (path, session) = (space.phases(), inner.any_session(call).await?);
+        inner.meet(call, &session, &space).await?;
+        loop {
+            session.write_beat(bound).await?;
+            let found = wire::read(&session, bound, &path).await?;
+            let now = found.as_ref().map(|(data, _)| phases::read(data)).transpose()?;
+            if now.as_ref() != expect {
+                return Ok(false);
+            }
+            let version = found.map(|(_, stat)| stat.version);
+            // Where somebody was faster, the next turn finds out what stands there.
+            if wire::write(&session, bound, &path, &phases::write(new), version).await? {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
+        let inner = &self.inner;
+        let (space, bound) = (inner.space(call), bound_of(call));
+        let request = AcquireRequest::new(LockName::from_segments(["phase", phase])?, ttl);
+        let queue = space.members(request.name());
+        let key = key(&queue, request.owner());
+        let began = call.now();
+        let session = inner.session(call, ttl).await?;
+        let base = inner.meet(call, &session, &space).await?;
+        let (note, stem) = (note(&request, base), stem(request.owner()));
+        let mut stay = Stay { inner, key: &key, call, ttl, armed: true };
+        inner.places.insert(&key, Place::asked(&session, &queue, *request.owner()));
+        let mut turn = 0;
+        let node = loop {
+            let entered = wire::enter(&session, bound, &space.base(), &queue, &stem, &note, turn > 0).await?;
+            match entered {
+                Some((node, _)) => break node,
+                None if turn < 4 => {
+                    session.make_all(bound, &space.all_members()).await?;
+                    turn += 1;
+                }
+                None => {
+                    inner.places.remove(&key);
+                    return Err(Error::new(
+                        ErrorKind::Unavailable,
+                        "the phase's node was removed again and again",
+                    ));
+                }
+            }
+        };
+        // Read behind the node: who closes the phase afterwards finds it there.
+        let record = wire::read(&session, bound, &space.phases()).await?;
+        let record = record.map(|(data, _)| phases::read(&data)).transpose()?;
+        if !inner.stands(&key, &node) {
+            return Err(Error::new(ErrorKind::Unknown, "the membership was given up meanwhile"));
+        }
+        if record.is_none_or(|record| !record.open.iter().any(|open| open == phase)) {
+            inner.leave(call, &key).await?;
+            return Err(Error::new(ErrorKind::Unavailable, format!("the phase {phase:?} is not open")));
+        }
+        let (sent, ttl) = session.dated(began, ttl);
+        let fence = fence(base, node.czxid)?;
+        let lease = request.granted(call, sent, ttl, fence)?;
+        inner.places.learn(&key, |place| {
+            place.held = Some(Held { fence, sent, ttl });
+            place.until = lease.deadline;
+        });
+        stay.armed = false;
+        Ok(lease)
+    }
+
+    async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
+        self.release(call, member).await
+    }
+
+    async fn preflight(&self, call: &Call) -> Result<Preflight> {
+        let inner = &self.inner;
+        let session = inner.any_session(call).await?;
+        let mut findings = Vec::new();
+        if inner.longest().is_none() {
+            // A session of a day: nobody grants it, and the answer names the servers' limit.
+            let day = Duration::from_secs(86_400);
+            if let Err(error) = inner.session(call, day).await
+                && error.kind() != ErrorKind::Invalid
+            {
+                findings.push(format!("the longest session is unknown: {error}"));
+            }
+        }
+        inner.meet(call, &session, &inner.space(call)).await?;
+        session.write_beat(bound_of(call)).await?;
+        if let Err(error) = wire::probe_container(&session, bound_of(call), &inner.config.root).await {
+            findings.push(format!(
+                "nodes of kind container cannot be made ({error}); use ZooKeeper 3.5.3 or later, and leave \
+                 zookeeper.extendedTypesEnabled and the access list of the root alone"
+            ));
+        }
+        findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+        let mut preflight = Preflight::clean(self.capabilities());
+        preflight.findings = findings;
+        Ok(preflight)
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }
@@ -577,21 +683,14 @@ impl ZkBackend {
         let session = inner.session(call, request.ttl()).await?;
         let known = inner.meet(call, &session, space).await?;
         let note = note(request, known);
-        let mut place = Place {
-            session: session.clone(),
-            queue: queue.to_owned(),
-            owner: *request.owner(),
-            stage: Stage::Asked,
-            held: None,
-            until: Moment::MAX,
-        };
+        let mut place = Place::asked(&session, queue, *request.owner());
         let stem = stem(request.owner());
         for turn in 0.. {
             inner.places.insert(key, place.clone());
             let before = inner.seen();
             let entered = wire::enter(&session, bound_of(call), &base, queue, &stem, &note, turn > 0).await?;
             match entered {
-                Entered::Stands(node, look) => {
+                Some((node, look)) => {
                     inner.wrote(before, node.czxid);
                     place.stage = Stage::Stands(node.clone());
                     if !inner.stands(key, &node) {
@@ -600,7 +699,7 @@ impl ZkBackend {
                     return Ok(Some((place, node, look)));
                 }
                 // Between two steps somebody removed the queue, as the server does with one that is empty.
-                Entered::NoQueue => {
+                None => {
                     inner.places.remove(key);
                     if turn % 2 == 1 {
                         session.make_all(bound_of(call), &space.locks()).await?;
@@ -659,6 +758,21 @@ impl ZkBackend {
             session.delete(bound_of(call), &format!("{queue}/{node}")).await?;
         }
         Ok(())
+    }
+
+    /// Returns the queue and the key of a lease: a lock's, unless it is a membership of this process.
+    fn standing_of(&self, call: &Call, lease: &Lease) -> (String, String) {
+        let space = self.inner.space(call);
+        let queue = space.queue(&lease.name);
+        let locks = key(&queue, &lease.owner);
+        if self.inner.places.get(&locks).is_none() {
+            let members = space.members(&lease.name);
+            let member = key(&members, &lease.owner);
+            if self.inner.places.get(&member).is_some() {
+                return (members, member);
+            }
+        }
+        (queue, locks)
     }
 
     /// Finds the place of a lease that may be renewed. `Err(None)`: this process knows of none.

@@ -20,6 +20,20 @@ impl Space {
         format!("{}/locks", self.0)
     }
 
+    /// The record of a migration's phases.
+    pub(crate) fn phases(&self) -> String {
+        format!("{}/phases", self.0)
+    }
+
+    /// Where the members of a phase stand, by the name that their leases carry.
+    pub(crate) fn members(&self, name: &LockName) -> String {
+        format!("{}/members/{}", self.0, escape(name.as_str()))
+    }
+
+    pub(crate) fn all_members(&self) -> String {
+        format!("{}/members", self.0)
+    }
+
     /// The queue of one lock: a container, which the server removes when it has been empty for a while.
     pub(crate) fn queue(&self, name: &LockName) -> String {
         format!("{}/locks/{}", self.0, escape(name.as_str()))

@@ -56,6 +56,12 @@ pub(crate) struct Held {
 }
 
 impl Place {
+    /// Begins a place, before its node is asked for.
+    pub(crate) fn asked(session: &Arc<Session>, queue: &str, owner: Owner) -> Self {
+        let (session, queue) = (session.clone(), queue.to_owned());
+        Self { session, queue, owner, stage: Stage::Asked, held: None, until: Moment::MAX }
+    }
+
     /// Returns the whole path of the node, where it is known.
     pub(crate) fn path(&self) -> Option<String> {
         match &self.stage {

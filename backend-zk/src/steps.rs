@@ -214,7 +214,7 @@ impl Inner {
 
     /// Takes note of the zxid of a write that left when `before` was the highest seen.
     pub(crate) fn wrote(&self, before: i64, zxid: i64) {
-        if zxid < before {
+        if zxid > 0 && zxid < before {
             // Only an ensemble that lost its past counts anew.
             self.seen.store(zxid, Ordering::Release);
             self.life.fetch_add(1, Ordering::AcqRel);

@@ -33,14 +33,7 @@ pub(crate) struct Look {
     pub(crate) sent: Moment,
 }
 
-/// What became of the wish for a place.
-pub(crate) enum Entered {
-    Stands(Node, Look),
-    /// The queue's node is missing.
-    NoQueue,
-}
-
-/// Makes a place and looks, in one exchange.
+/// Makes a place and looks, in one exchange. `None`: the queue's own node is missing.
 pub(crate) async fn enter(
     session: &Session,
     bound: Duration,
@@ -49,7 +42,7 @@ pub(crate) async fn enter(
     stem: &str,
     note: &Note,
     with_queue: bool,
-) -> Result<Entered> {
+) -> Result<Option<(Node, Look)>> {
     session.ready()?;
     let client = &session.client;
     let (prefix, data) = (format!("{queue}/{stem}"), note.write());
@@ -74,7 +67,7 @@ pub(crate) async fn enter(
         Ok(made) => made,
         Err(Said::NoNode) => {
             return match parent {
-                None | Some(Ok(_) | Err(Said::NodeExists | Said::NoNode)) => Ok(Entered::NoQueue),
+                None | Some(Ok(_) | Err(Said::NodeExists | Said::NoNode)) => Ok(None),
                 Some(Err(said)) => Err(error(said)),
             };
         }
@@ -163,6 +156,52 @@ pub(crate) async fn list(
         Err(Said::NoNode) => Ok(None),
         Err(said) => Err(error(said)),
     }
+}
+
+/// Reads a node; `None`: there is none.
+pub(crate) async fn read(session: &Session, bound: Duration, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
+    session.ready()?;
+    match session.ask(bound, session.client.get_data(path)).await? {
+        Ok(read) => Ok(Some(read)),
+        Err(Said::NoNode) => Ok(None),
+        Err(said) => Err(error(said)),
+    }
+}
+
+/// Replaces a node's data if it has this version still, or makes the node where there was none.
+pub(crate) async fn write(
+    session: &Session,
+    bound: Duration,
+    path: &str,
+    data: &[u8],
+    version: Option<i32>,
+) -> Result<bool> {
+    session.ready()?;
+    let sent = session.clock.now();
+    let done = match version {
+        Some(_) => session.ask(bound, session.client.set_data(path, data, version)).await?.map(drop),
+        None => {
+            let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+            session.ask(bound, session.client.create(path, data, &options)).await?.map(drop)
+        }
+    };
+    match done {
+        Ok(()) => {
+            session.wrote(sent);
+            Ok(true)
+        }
+        Err(Said::BadVersion | Said::NodeExists | Said::NoNode) => Ok(false),
+        Err(said) => Err(error(said)),
+    }
+}
+
+/// Makes a node as the queues are, and removes it.
+pub(crate) async fn probe_container(session: &Session, bound: Duration, root: &str) -> Result<()> {
+    session.ready()?;
+    let path = format!("{root}/lockcore/probe-{:016x}", session.id);
+    let options = CreateMode::Container.with_acls(Acls::anyone_all());
+    session.ask(bound, session.client.create(&path, b"", &options)).await?.map_err(error)?;
+    session.delete(bound, &path).await.map(drop)
 }
 
 pub(crate) async fn read_base(session: &Session, bound: Duration, path: &str) -> Result<Option<Base>> {

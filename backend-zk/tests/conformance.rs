@@ -31,7 +31,7 @@ impl Zk {
 
     /// The second road: the queue's node, by the shape that the crate's README gives.
     fn queue(&self, name: &LockName) -> String {
-        let refused = |c: char| matches!(c, '%' | '/') || c.is_control() || c > '\u{dfff}';
+        let refused = |c: char| matches!(c, '%' | '/') || c.is_control() || c >= '\u{e000}';
         let node = name.as_str().chars().map(|c| match c {
             c if refused(c) => c.to_string().bytes().map(|byte| format!("%{byte:02X}")).collect(),
             c => c.to_string(),
