@@ -82,7 +82,7 @@ pub(crate) async fn enter(
     };
     let again = children(again)?;
     let own = again.contains(&node.name).then(|| node.clone());
-    Ok(Entered::Stands(node, Look { queue: children(listed)?, base: record_of(record)?, own, sent }))
+    Ok(Some((node, Look { queue: children(listed)?, base: record_of(record)?, own, sent })))
 }
 
 /// Looks from a place.

@@ -14,6 +14,10 @@ use std::{
 use lockcore::backend::*;
 use lockcore_zk::{ZkBackend, ZkConfig};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+};
 use zookeeper_client::{Client, Stat};
 
 /// Where Debian's package puts the server; another class path may be named in `LOCK_ZOOKEEPER_CLASSPATH`.
@@ -38,31 +42,18 @@ impl Server {
     /// Starts one; `None` if `LOCK_TEST_SKIP` names zookeeper, which the test then says. A missing server is a failure
     /// that names the line that installs it.
     pub(crate) fn start() -> Option<Self> {
-        if std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|s| s == "zookeeper")) {
-            let test = std::thread::current();
-            let line =
-                format!("not run: {}: LOCK_TEST_SKIP names zookeeper\n", test.name().unwrap_or("a test"));
-            // Past the capture of the test harness, which shows nothing of a test that did not fail.
-            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        Self::with("maxSessionTimeout=120000\n")
+    }
+
+    /// Starts one with more lines in its configuration.
+    pub(crate) fn with(more: &str) -> Option<Self> {
+        if is_skipped() {
             return None;
         }
-        assert!(
-            Command::new("java")
-                .arg("-version")
-                .stderr(Stdio::null())
-                .status()
-                .is_ok_and(|java| java.success())
-                && (std::env::var_os("LOCK_ZOOKEEPER_CLASSPATH").is_some()
-                    || Path::new("/usr/share/java/zookeeper.jar").exists()),
-            "there is no ZooKeeper; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zookeeper)"
-        );
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        assert_installed();
+        let port = free_port();
         let dir = tempfile::tempdir().unwrap();
-        let config = format!(
-            "tickTime=200\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n\
-             4lw.commands.whitelist=*\nforceSync=no\npreAllocSize=512\nmaxClientCnxns=0\nmaxSessionTimeout=120000\n",
-            dir.path().join("data").display()
-        );
+        let config = format!("clientPort={port}\n{}{more}", plain(dir.path()));
         std::fs::write(dir.path().join("zoo.cfg"), config).unwrap();
         let child = spawn(dir.path());
         let mut server = Self { child, address: format!("127.0.0.1:{port}"), dir };
@@ -122,9 +113,14 @@ impl Server {
     }
 
     pub(crate) async fn backend(&self) -> Arc<ZkBackend> {
-        let backend = Arc::new(ZkBackend::lazy(ZkConfig::new([&self.address])).unwrap());
-        eventually("the server serves", async || backend.high_water(&call()).await.is_ok()).await;
-        backend
+        backend_at(&self.address).await
+    }
+
+    /// Returns a number of `mntr`.
+    pub(crate) fn number(&self, name: &str) -> u64 {
+        let said = self.says("mntr").expect("the server answers");
+        let line = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('\t'));
+        line.unwrap_or_else(|| panic!("no {name} in {said}")).trim().parse::<f64>().unwrap() as u64
     }
 
     /// Returns the paths of all places, in every queue.
@@ -149,6 +145,41 @@ impl Server {
         let stat = self.admin().await.check_stat(&path).await.unwrap().expect("the place stands");
         (path, stat)
     }
+}
+
+/// Says whether `LOCK_TEST_SKIP` names zookeeper; the test then says that it did not run. A missing server is a failure
+/// that names the line that installs it.
+fn is_skipped() -> bool {
+    let skipped = std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|s| s == "zookeeper"));
+    if skipped {
+        let test = std::thread::current();
+        let line = format!("not run: {}: LOCK_TEST_SKIP names zookeeper\n", test.name().unwrap_or("a test"));
+        // Past the capture of the test harness, which shows nothing of a test that did not fail.
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+    }
+    skipped
+}
+
+fn assert_installed() {
+    let java = Command::new("java").arg("-version").stderr(Stdio::null()).status();
+    let classes = std::env::var_os("LOCK_ZOOKEEPER_CLASSPATH").is_some()
+        || Path::new("/usr/share/java/zookeeper.jar").exists();
+    assert!(
+        java.is_ok_and(|java| java.success()) && classes,
+        "there is no ZooKeeper; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zookeeper)"
+    );
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn plain(dir: &Path) -> String {
+    format!(
+        "tickTime=200\ndataDir={}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\n\
+         forceSync=no\npreAllocSize=512\nmaxClientCnxns=0\n",
+        dir.join("data").display()
+    )
 }
 
 fn spawn(dir: &Path) -> Child {
@@ -196,4 +227,117 @@ pub(crate) fn request_of(name: &str, ttl: Duration) -> AcquireRequest {
 /// Returns an owner as it appears in the name of its place.
 pub(crate) fn hex(request: &AcquireRequest) -> String {
     request.owner().expose().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) async fn backend_at(address: &str) -> Arc<ZkBackend> {
+    let backend = Arc::new(ZkBackend::lazy(ZkConfig::new([address])).unwrap());
+    eventually("the server serves", async || backend.high_water(&call()).await.is_ok()).await;
+    backend
+}
+
+/// Lets a request wait in a task, and comes back when it stands in the queue.
+pub(crate) async fn waits(
+    backend: &Arc<ZkBackend>,
+    request: AcquireRequest,
+    place: u32,
+) -> tokio::task::JoinHandle<Result<Lease>> {
+    let (other, name) = (backend.clone(), request.name().clone());
+    let waiter =
+        tokio::spawn(async move { other.acquire(&call_of(Duration::from_secs(20)), &request).await });
+    eventually("it stands in the queue", async || {
+        backend.inspect(&call(), &name).await.unwrap().waiters == Some(place)
+    })
+    .await;
+    waiter
+}
+
+/// A line between a backend and a server that a test can hold up and break.
+pub(crate) struct Wire {
+    pub(crate) address: String,
+    state: Arc<watch::Sender<Line>>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Line {
+    /// Requests wait on their way.
+    requests_held: bool,
+    /// Replies wait on their way.
+    replies_held: bool,
+    /// New connections are closed at once.
+    refusing: bool,
+    /// Connections of an earlier life are closed, with what waits in them.
+    life: u64,
+}
+
+impl Wire {
+    pub(crate) async fn to(server: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let state = Arc::new(watch::Sender::new(Line::default()));
+        let (server, lines) = (server.to_owned(), state.clone());
+        let accepting = tokio::spawn(async move {
+            loop {
+                let Ok((near, _)) = listener.accept().await else { return };
+                if lines.borrow().refusing {
+                    continue;
+                }
+                let (server, lines) = (server.clone(), lines.subscribe());
+                tokio::spawn(async move {
+                    let Ok(far) = tokio::net::TcpStream::connect(&server).await else { return };
+                    for stream in [&near, &far] {
+                        let _ = stream.set_nodelay(true);
+                    }
+                    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                    let life = lines.borrow().life;
+                    let mut over = lines.clone();
+                    tokio::select! {
+                        () = pump(near_in, far_out, lines.clone(), |line| line.requests_held) => {}
+                        () = pump(far_in, near_out, lines, |line| line.replies_held) => {}
+                        _ = over.wait_for(|line| line.life != life) => {}
+                    }
+                });
+            }
+        });
+        Self { address, state, accepting }
+    }
+
+    /// Breaks every connection, with what waits in it.
+    pub(crate) fn cut(&self) {
+        self.state.send_modify(|line| line.life += 1);
+    }
+
+    pub(crate) fn hold_requests(&self, on: bool) {
+        self.state.send_modify(|line| line.requests_held = on);
+    }
+
+    pub(crate) fn hold_replies(&self, on: bool) {
+        self.state.send_modify(|line| line.replies_held = on);
+    }
+
+    pub(crate) fn refuse(&self, on: bool) {
+        self.state.send_modify(|line| line.refusing = on);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+async fn pump(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    mut line: watch::Receiver<Line>,
+    held: fn(&Line) -> bool,
+) {
+    let mut bytes = vec![0; 64 * 1024];
+    loop {
+        let Ok(read @ 1..) = from.read(&mut bytes).await else { return };
+        if line.wait_for(|line| !held(line)).await.is_err() || to.write_all(&bytes[..read]).await.is_err() {
+            return;
+        }
+    }
 }
