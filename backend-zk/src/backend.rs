@@ -701,7 +701,10 @@ impl ZkBackend {
                 // Between two steps somebody removed the queue, as the server does with one that is empty.
                 None => {
                     inner.places.remove(key);
-                    if turn % 2 == 1 {
+                    if turn > 0 {
+                        // What is above it is missing, too: perhaps all of the namespace. Its record comes first.
+                        inner.forget(space);
+                        inner.meet(call, &session, space).await?;
                         session.make_all(bound_of(call), &space.locks()).await?;
                     }
                     if call.remaining().is_zero() {

@@ -262,8 +262,7 @@ impl Inner {
             let least = clock.max(met.high).clamp(0, FLOOR_LIMIT);
             let base = match record {
                 None => {
-                    let locks = wire::list(session, bound, &space.locks()).await?;
-                    if locks.is_some_and(|(locks, _)| !locks.is_empty()) {
+                    if self.has_places(session, bound, space).await? {
                         if wire::read_base(session, bound, &path).await?.is_some() {
                             continue;
                         }
@@ -302,6 +301,19 @@ impl Inner {
         }
     }
 
+    /// Says whether anybody stands in a queue of the namespace.
+    async fn has_places(&self, session: &Session, bound: Duration, space: &Space) -> Result<bool> {
+        let locks = space.locks();
+        let Some((queues, _)) = wire::list(session, bound, &locks).await? else { return Ok(false) };
+        for queue in queues {
+            let listed = wire::list(session, bound, &format!("{locks}/{queue}")).await?;
+            if listed.is_some_and(|(places, _)| !places.is_empty()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Takes note of what a place has come to.
     pub(crate) fn stands(&self, key: &str, node: &Node) -> bool {
         self.places.learn(key, |place| place.stage = Stage::Stands(node.clone()))
@@ -323,7 +335,10 @@ impl Inner {
         let (Some(own), Some(record)) = (&look.own, look.base) else { return Ok(None) };
         let session = &place.session;
         if self.meet(call, session, space).await? > record.base {
-            // Read behind another server than the one that told of the higher base.
+            // Either this server lags behind the one that told of the higher base, or the record went back. Comparing
+            // it with the clock anew tells the two apart: a record that lags cannot be replaced.
+            self.forget(space);
+            self.meet(call, session, space).await?;
             return Ok(None);
         }
         let above = |fence: Fence| request.floor().is_none_or(|floor| fence > floor);
