@@ -31,3 +31,7 @@ pub use backend::ZkBackend;
 pub use config::ZkConfig;
 #[cfg(feature = "config")]
 pub use connector::Zk;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -341,3 +341,74 @@ async fn pump(
         }
     }
 }
+
+/// Three servers that elect one of them.
+pub(crate) struct Ensemble {
+    servers: Vec<Server>,
+}
+
+impl Ensemble {
+    pub(crate) fn start() -> Option<Self> {
+        if is_skipped() {
+            return None;
+        }
+        assert_installed();
+        let ports: Vec<[u16; 3]> = (0..3).map(|_| [free_port(), free_port(), free_port()]).collect();
+        let mut members = String::new();
+        for (n, [_, peer, election]) in ports.iter().enumerate() {
+            members.push_str(&format!("server.{}=127.0.0.1:{peer}:{election}\n", n + 1));
+        }
+        let mut servers = Vec::new();
+        for (n, [port, ..]) in ports.iter().enumerate() {
+            let dir = tempfile::tempdir().unwrap();
+            let config = format!(
+                "clientPort={port}\n{}maxSessionTimeout=120000\ninitLimit=50\nsyncLimit=5\n{members}",
+                plain(dir.path())
+            );
+            std::fs::write(dir.path().join("zoo.cfg"), config).unwrap();
+            std::fs::create_dir(dir.path().join("data")).unwrap();
+            std::fs::write(dir.path().join("data/myid"), (n + 1).to_string()).unwrap();
+            let child = spawn(dir.path());
+            servers.push(Server { child, address: format!("127.0.0.1:{port}"), dir });
+        }
+        for server in &mut servers {
+            server.wait();
+        }
+        Some(Self { servers })
+    }
+
+    pub(crate) fn addresses(&self) -> String {
+        self.servers.iter().map(|server| server.address.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    pub(crate) fn address(&self, at: usize) -> &str {
+        &self.servers[at].address
+    }
+
+    /// Returns which server leads, as soon as one does.
+    pub(crate) fn leader(&self) -> usize {
+        let begun = Instant::now();
+        loop {
+            let leads =
+                |server: &Server| server.says("srvr").is_some_and(|said| said.contains("Mode: leader"));
+            if let Some(leader) = self.servers.iter().position(leads) {
+                return leader;
+            }
+            assert!(begun.elapsed() < WATCHDOG, "nobody leads");
+            // Between two looks at an election, not a wait for an effect.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn kill(&mut self, at: usize) {
+        self.servers[at].kill();
+    }
+
+    pub(crate) fn restart(&mut self, at: usize) {
+        self.servers[at].restart();
+    }
+
+    pub(crate) fn signal(&self, at: usize, signal: Signal) {
+        self.servers[at].signal(signal);
+    }
+}
