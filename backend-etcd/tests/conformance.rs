@@ -72,6 +72,12 @@ impl Service for Etcd {
         u32::try_from(self.places(name).await.len().saturating_sub(1)).ok()
     }
 
+    async fn version(&self) -> Option<String> {
+        let mut client = Client::connect([&self.url], None).await.expect("a plain address");
+        let status = client.status().await.expect("the server answers");
+        Some(format!("etcd {}", status.version()))
+    }
+
     fn address(&self) -> Option<String> {
         Some(self.url.clone())
     }

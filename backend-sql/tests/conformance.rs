@@ -57,6 +57,10 @@ impl Service for SqliteFile {
             .expect("an operator may delete");
     }
 
+    async fn version(&self) -> Option<String> {
+        Some(format!("SQLite {}", rusqlite::version()))
+    }
+
     fn address(&self) -> Option<String> {
         Some(self.path.display().to_string())
     }

@@ -2,6 +2,8 @@
 
 use std::{future::Future, pin::Pin};
 
+use lockcore::backend::{Capabilities, Consistency};
+
 use crate::bench::Bench;
 
 /// What a case found, beside what the checker finds in its history.
@@ -61,6 +63,16 @@ impl Need {
             Self::Processes => "no other process reaches it",
             Self::Floor => "it honours no fence floor",
             Self::VirtualTime => "its time is real",
+        }
+    }
+
+    /// Says whether what is missing is missing by design, so that the case does not apply. The rest could be offered, and
+    /// the case is *not run* until it is.
+    pub(crate) fn by_design(self, capabilities: &Capabilities) -> bool {
+        match self {
+            Self::Fair | Self::Floor => true,
+            Self::Processes => capabilities.consistency == Consistency::Process,
+            Self::Wire | Self::Queue | Self::VirtualTime => false,
         }
     }
 }

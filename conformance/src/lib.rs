@@ -35,6 +35,7 @@ mod cases;
 pub mod history;
 mod memory;
 mod mutants;
+pub mod report;
 mod suite;
 
 pub use bench::{Bench, Service, Wire, child_main};

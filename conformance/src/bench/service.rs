@@ -56,6 +56,12 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
+    /// Returns the server's name and version, such as `Redis 7.0.15`; results are kept by its first two numbers. Body: not
+    /// offered.
+    async fn version(&self) -> Option<String> {
+        None
+    }
+
     /// Returns what is wrong with the resource, for the suite's own mutants.
     #[doc(hidden)]
     fn flaw(&self) -> Option<super::Flaw> {
