@@ -242,8 +242,7 @@ fn holds(row: &Row, promises: &Promises) -> String {
     let known = match (row.id, promises.fence.as_str(), promises.wake_up.as_str()) {
         ("fence", "durable", _) => "It is part of what the store keeps, and grew with every grant.",
         ("fence", "clock-bounded", _) => {
-            "A counter that starts above the server's time: it grew with every grant, and is good after a loss of data \
-             as long as the clock is."
+            "It grew with every grant, and outlives a loss of data as long as the server's clock does not go back."
         }
         ("fence", "volatile", _) => "It grew with every grant, and is forgotten with the process.",
         ("waiting", _, "push") => "Waiters are told, and look again as a safety net; no wake-up was lost.",
@@ -315,7 +314,7 @@ fn headline(lane: &Lane) -> String {
     let promises = &lane.promises;
     said += match promises.fence.as_str() {
         "durable" => ". The fence is part of what the store keeps",
-        "clock-bounded" => ". The fence is a counter above the server's time",
+        "clock-bounded" => ". The fence outlives a loss of data as long as the server's clock does not go back",
         "volatile" => ". The fence is forgotten with the process",
         _ => "",
     };
