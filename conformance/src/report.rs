@@ -11,6 +11,7 @@ mod junit;
 mod lane;
 mod log;
 mod markdown;
+mod page;
 mod promise;
 mod rows;
 mod verdict;

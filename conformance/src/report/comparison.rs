@@ -314,7 +314,9 @@ fn headline(lane: &Lane) -> String {
     let promises = &lane.promises;
     said += match promises.fence.as_str() {
         "durable" => ". The fence is part of what the store keeps",
-        "clock-bounded" => ". The fence outlives a loss of data as long as the server's clock does not go back",
+        "clock-bounded" => {
+            ". The fence outlives a loss of data as long as the server's clock does not go back"
+        }
         "volatile" => ". The fence is forgotten with the process",
         _ => "",
     };

@@ -254,7 +254,7 @@ impl Golden {
         for row in Row::ALL {
             let cells: Vec<String> = self.columns.iter().map(|column| self.summary(row, column)).collect();
             if cells.iter().any(|cell| cell != Self::BLANK) {
-                let _ = writeln!(text, "| **{}** {} | {} |", row.title, row.asks, cells.join(" | "));
+                let _ = writeln!(text, "| **{}**<br>{} | {} |", row.title, row.asks, cells.join(" | "));
             }
         }
         text += "\n## Case by case\n";

@@ -15,7 +15,7 @@ impl Comparison {
         for (at, row) in self.rows.iter().enumerate() {
             let cells: Vec<String> =
                 self.backends.iter().map(|backend| cell(backend, &backend.cells[at])).collect();
-            let _ = writeln!(text, "| **{}** {} | {} |", row.title, row.asks, cells.join(" | "));
+            let _ = writeln!(text, "| **{}**<br>{} | {} |", row.title, row.asks, cells.join(" | "));
         }
         text += "\n## In a sentence\n\n";
         for backend in &self.backends {
@@ -45,7 +45,7 @@ impl Comparison {
                 let _ = write!(text, "\n### {topic}\n\n| case | {} |\n{rule}|\n", columns.join(" | "));
             }
             let cells: Vec<String> = self.backends.iter().map(|backend| found(backend, name)).collect();
-            let _ = writeln!(text, "| `{name}` {} | {} |", plain(promise), cells.join(" | "));
+            let _ = writeln!(text, "| `{name}`<br>{} | {} |", plain(promise), cells.join(" | "));
         }
         text
     }

@@ -64,6 +64,7 @@ impl Report {
             ("report.json", comparison.to_json()),
             ("junit.xml", comparison.to_junit()),
             ("SEMANTICS.md", comparison.to_markdown()),
+            ("index.html", comparison.to_page(&comparison.timelines(&results))),
         ] {
             let path = out.join(name);
             fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
