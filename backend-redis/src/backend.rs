@@ -277,7 +277,8 @@ impl LockBackend for RedisBackend {
             c.wake_up = WakeUp::Push;
             // Whichever replica takes over has it.
             let replicas = self.learnt.replicas();
-            c.survives.failover = Wait::demanded(&self.config, replicas).is_some_and(|wait| wait.covers(replicas));
+            c.survives.failover =
+                Wait::demanded(&self.config, replicas).is_some_and(|wait| wait.covers(replicas));
             c.survives.restart = !self.learnt.forgets();
             c.survives.pause = true;
             c.ttl = Duration::from_millis(20)..=Duration::from_secs(86_400);

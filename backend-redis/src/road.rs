@@ -33,11 +33,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(
-        config: &Arc<RedisConfig>,
-        place: Option<(String, u16)>,
-        learnt: &Arc<Learnt>,
-    ) -> Self {
+    pub(crate) fn new(config: &Arc<RedisConfig>, place: Option<(String, u16)>, learnt: &Arc<Learnt>) -> Self {
         Self {
             connection: Connection::new(config.clone(), place.clone(), learnt.clone()),
             lanes: Arc::new(Lanes::new(config, place.as_ref(), learnt)),
@@ -138,7 +134,14 @@ impl Road {
             Self::One(_) => 0,
             Self::Many(_) => cluster::slot(key),
         };
-        Trip { road: self, slot, sent_on: None, lent: None, turns: 0, is_cluster: matches!(self, Self::Many(_)) }
+        Trip {
+            road: self,
+            slot,
+            sent_on: None,
+            lent: None,
+            turns: 0,
+            is_cluster: matches!(self, Self::Many(_)),
+        }
     }
 
     /// Returns every server that decides about locks.
@@ -172,7 +175,9 @@ impl Done {
     pub(crate) fn acknowledged(self) -> Result<(Moment, Answer)> {
         match self.short {
             None => Ok((self.sent, self.answer)),
-            Some(short) if short.kind().had_no_effect() && short.kind() != ErrorKind::Unavailable => Err(short),
+            Some(short) if short.kind().had_no_effect() && short.kind() != ErrorKind::Unavailable => {
+                Err(short)
+            }
             Some(short) => Err(Error::new(
                 ErrorKind::Unknown,
                 format!("it was written, but it may be forgotten: {}", short.message()),
@@ -208,7 +213,10 @@ impl Trip<'_> {
             self.pause(call, wrong).await?;
         }
         // It was just set.
-        self.lent.as_ref().map(|(_, lent)| &***lent).ok_or_else(|| Error::new(ErrorKind::Unavailable, "no connection"))
+        self.lent
+            .as_ref()
+            .map(|(_, lent)| &***lent)
+            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "no connection"))
     }
 
     async fn try_link(&mut self, call: &Call, wait: bool) -> Result<Option<Error>> {
@@ -321,14 +329,19 @@ impl Trip<'_> {
             }
             Sign::Later => {
                 cluster.doubt();
-                return self.pause(call, Error::new(ErrorKind::Unavailable, error.message().to_owned())).await;
+                return self
+                    .pause(call, Error::new(ErrorKind::Unavailable, error.message().to_owned()))
+                    .await;
             }
             Sign::Moved(place) => cluster.moved(self.slot, place),
             Sign::Ask(place) => self.sent_on = Some(cluster.node(&place)),
         }
         self.turns += 1;
         if self.turns > TURNS {
-            return Err(Error::new(ErrorKind::Unavailable, "the nodes of the Cluster send each other's requests around"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the nodes of the Cluster send each other's requests around",
+            ));
         }
         Ok(())
     }

@@ -537,7 +537,8 @@ pub(crate) async fn renew(
     let [lock, gone, none] = &renewal.keys;
     let [own, ttl] = &renewal.args;
     if trip.is_cluster {
-        let (sent, answer) = trip.run(call, &RENEW, &[lock.as_str(); 3], &[own, ttl], true).await?.acknowledged()?;
+        let (sent, answer) =
+            trip.run(call, &RENEW, &[lock.as_str(); 3], &[own, ttl], true).await?.acknowledged()?;
         if let found @ Standing::Ours(_) = Renewal::read(&answer)? {
             return Ok((sent, found));
         }

@@ -99,6 +99,14 @@ impl Service for Store {
         self.namespace.get_or_init(|| format!("c{seed:x}")).clone()
     }
 
+    async fn version(&self) -> Option<String> {
+        let told: String = self.raw("INFO", "server");
+        let field = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        // Valkey goes on saying 7.2 where programs look for the Redis that it came from.
+        let valkey = field("valkey_version:").map(|version| format!("Valkey {version}"));
+        valkey.or_else(|| Some(format!("Redis {}", field("redis_version:")?)))
+    }
+
     fn address(&self) -> Option<String> {
         Some(self.url.clone())
     }
