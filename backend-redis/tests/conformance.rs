@@ -62,14 +62,6 @@ impl Service for Store {
         connect(self.url.clone()).await
     }
 
-    fn servers(&self) -> Vec<SocketAddr> {
-        vec![([127, 0, 0, 1], self.port).into()]
-    }
-
-    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
-        connect(addresses[0].port().to_string()).await
-    }
-
     /// The nodes of a Cluster tell clients where they are themselves, past every proxy.
     fn servers(&self) -> Vec<SocketAddr> {
         if self.url.starts_with("redis+cluster:") {
