@@ -71,7 +71,9 @@ impl Sign {
             Some((host.to_owned(), port.parse().ok()?))
         };
         match refusal.kind() {
-            redis::ErrorKind::Server(ServerErrorKind::Moved) => redirection().map_or(Self::Later, Self::Moved),
+            redis::ErrorKind::Server(ServerErrorKind::Moved) => {
+                redirection().map_or(Self::Later, Self::Moved)
+            }
             redis::ErrorKind::Server(ServerErrorKind::Ask) => redirection().map_or(Self::Later, Self::Ask),
             redis::ErrorKind::Server(
                 ServerErrorKind::TryAgain
@@ -126,9 +128,10 @@ impl Cluster {
             // What was known before is better than nothing: the node itself will say.
             (Some(place), _) => Ok(self.node(&place)),
             (None, Err(error)) => Err(error),
-            (None, Ok(())) => {
-                Err(Error::new(ErrorKind::Unavailable, "no node of the Cluster decides about the slot of this lock"))
-            }
+            (None, Ok(())) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "no node of the Cluster decides about the slot of this lock",
+            )),
         }
     }
 
@@ -181,7 +184,10 @@ impl Cluster {
     async fn look(&self, call: &Call, seen: u64) -> Result<()> {
         let patience = call.exchange_timeout();
         let Ok(_turn) = tokio::time::timeout(patience, self.looking.lock()).await else {
-            return Err(Error::new(ErrorKind::Unavailable, "the slots of the Cluster are still being asked for"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the slots of the Cluster are still being asked for",
+            ));
         };
         let mut places = {
             let known = self.known();
@@ -224,8 +230,9 @@ impl Cluster {
             };
             Error::new(kind, message)
         })?;
-        let (slots, replicas) = read_slots(answer, &place.0)
-            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "CLUSTER SLOTS answered with something else"))?;
+        let (slots, replicas) = read_slots(answer, &place.0).ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "CLUSTER SLOTS answered with something else")
+        })?;
         self.learnt.saw_replicas(replicas);
         Ok(slots)
     }
@@ -248,7 +255,10 @@ impl Known {
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = self.known();
-        f.debug_struct("Cluster").field("slots", &known.slots).field("look", &known.look).finish_non_exhaustive()
+        f.debug_struct("Cluster")
+            .field("slots", &known.slots)
+            .field("look", &known.look)
+            .finish_non_exhaustive()
     }
 }
 
@@ -259,7 +269,9 @@ fn read_slots(answer: Value, asked: &str) -> Option<(Vec<(u16, u16, Place)>, u32
     for range in ranges {
         let Value::Array(range) = range else { return None };
         let mut range = range.into_iter();
-        let (Some(Value::Int(first)), Some(Value::Int(last))) = (range.next(), range.next()) else { return None };
+        let (Some(Value::Int(first)), Some(Value::Int(last))) = (range.next(), range.next()) else {
+            return None;
+        };
         let Some(Value::Array(master)) = range.next() else { return None };
         let mut master = master.into_iter();
         // A node that does not know its own name means the one that was asked.

@@ -28,7 +28,10 @@ use crate::{
     error::{self, Phase},
     preflight,
     road::{Node, one_of_many},
-    wire::{self, CANCEL, FENCE_LIMIT, INSPECT, Keys, RAISE, RAISE_FENCE, RELEASE, Renewal, Standing, decimal, hex, millis},
+    wire::{
+        self, CANCEL, FENCE_LIMIT, INSPECT, Keys, RAISE, RAISE_FENCE, RELEASE, Renewal, Standing, decimal,
+        hex, millis,
+    },
 };
 
 mod members;
@@ -95,8 +98,9 @@ impl RedlockConfig {
     /// # Errors
     /// `Misconfigured`: not such an address. It is not repeated, because it may hold a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let url = StoreUrl::parse(url)
-            .map_err(|error| misconfigured(format!("not the address of several servers: {}", error.message())))?;
+        let url = StoreUrl::parse(url).map_err(|error| {
+            misconfigured(format!("not the address of several servers: {}", error.message()))
+        })?;
         if let Some((key, _)) = url.queries().next() {
             return Err(misconfigured(format!("an address of Redlock has no {key} here; set the field")));
         }
@@ -142,7 +146,9 @@ impl RedlockConfig {
         }
         for (n, server) in self.servers.iter().enumerate() {
             if !matches!(server.address, Address::Tcp(..) | Address::Unix(_)) {
-                return Err(misconfigured("the servers of Redlock are single servers, each by its own address"));
+                return Err(misconfigured(
+                    "the servers of Redlock are single servers, each by its own address",
+                ));
             }
             if server.wait_replicas != WaitReplicas::None || server.wait_fsync {
                 return Err(misconfigured("the servers of Redlock wait for no replicas; they have none"));
@@ -280,7 +286,8 @@ impl RedlockBackend {
         let errors: Vec<&Error> = votes.iter().filter_map(|(_, vote)| vote.as_ref().err()).collect();
         let silent = self.members.len() - votes.len();
         // A mistake in the set-up explains more than a server that is away.
-        let lasting = errors.iter().find(|error| error.kind().had_no_effect() && !error.kind().is_transient());
+        let lasting =
+            errors.iter().find(|error| error.kind().had_no_effect() && !error.kind().is_transient());
         if let Some(error) = lasting {
             return Error::new(error.kind(), error.message().to_owned());
         }
@@ -304,9 +311,8 @@ impl RedlockBackend {
     async fn take_all(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Votes<Taken> {
         let (quorum, veto) = (self.quorum(), self.veto());
         let enough = |votes: &Votes<Taken>| {
-            let count = |is: fn(&Taken) -> bool| {
-                votes.iter().filter(|(_, vote)| vote.as_ref().is_ok_and(is)).count()
-            };
+            let count =
+                |is: fn(&Taken) -> bool| votes.iter().filter(|(_, vote)| vote.as_ref().is_ok_and(is)).count();
             count(|taken| matches!(taken, Taken::Ours { .. })) >= quorum
                 || count(|taken| matches!(taken, Taken::Held { .. })) >= veto
         };
@@ -344,7 +350,10 @@ impl RedlockBackend {
                     // After it was noted: either this sees that the round is over, or who clears up sees the note.
                     if over.load(Ordering::SeqCst) {
                         operations.answered(owner);
-                        return Err(Error::new(ErrorKind::Unavailable, "the server was not connected to in time"));
+                        return Err(Error::new(
+                            ErrorKind::Unavailable,
+                            "the server was not connected to in time",
+                        ));
                     }
                     let keys: [&str; 3] = [&keys.lock, &keys.fence, &gone];
                     let answer = member.run_on(&link, &call, &TAKE, &keys, &args).await;
@@ -353,7 +362,9 @@ impl RedlockBackend {
                     }
                     match Taken::read(&answer?.1)? {
                         // The answer corrected the estimate of its clock. It did nothing.
-                        Taken::Late if !corrected && call.now() < last.min(call.deadline()) => corrected = true,
+                        Taken::Late if !corrected && call.now() < last.min(call.deadline()) => {
+                            corrected = true
+                        }
                         taken => return Ok(taken),
                     }
                 }
@@ -387,18 +398,24 @@ impl RedlockBackend {
                 votes.iter().filter(|(_, vote)| matches!(vote, Ok(Settled::Yes))).count()
             };
             let members = ours.iter().map(|at| self.members[*at].clone());
-            let votes = ask(call, half(call), members, |votes| yes(votes) >= quorum, |member| {
-                let (call, owner, ttl) = (call.clone(), *request.owner(), request.ttl());
-                let (keys, margin) = (keys.clone(), self.config.fence_margin);
-                async move {
-                    let hex = hex(&owner);
-                    let numbers = [fence.unsigned_abs(), millis(ttl), millis(margin)].map(decimal);
-                    let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-                    let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
-                    let (_, answer) = member.run(&call, &SETTLE, &names, &args).await?;
-                    Settled::read(&answer)
-                }
-            });
+            let votes = ask(
+                call,
+                half(call),
+                members,
+                |votes| yes(votes) >= quorum,
+                |member| {
+                    let (call, owner, ttl) = (call.clone(), *request.owner(), request.ttl());
+                    let (keys, margin) = (keys.clone(), self.config.fence_margin);
+                    async move {
+                        let hex = hex(&owner);
+                        let numbers = [fence.unsigned_abs(), millis(ttl), millis(margin)].map(decimal);
+                        let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+                        let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
+                        let (_, answer) = member.run(&call, &SETTLE, &names, &args).await?;
+                        Settled::read(&answer)
+                    }
+                },
+            );
             let votes = votes.await;
             if yes(&votes) >= quorum {
                 return Ok(Some((sent, Fence::new(fence)?)));
@@ -529,7 +546,10 @@ impl RedlockBackend {
         }
         let over = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Over))).count();
         if over >= self.veto() {
-            return Err(Error::new(ErrorKind::Unavailable, "this acquisition was given up before it arrived"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "this acquisition was given up before it arrived",
+            ));
         }
         let late = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Late))).count();
         if late >= self.veto() {
@@ -545,7 +565,8 @@ impl RedlockBackend {
     /// Names who has a majority, of what servers show.
     fn holder_of(&self, held: &[(Option<&Shown>, Duration, u64)]) -> Option<Holder> {
         let shown = held.iter().filter_map(|(shown, left, us)| Some(((*shown)?, *left, *us)));
-        let shown: Vec<_> = shown.filter_map(|(shown, left, us)| Some((shown, shown.fence?, left, us))).collect();
+        let shown: Vec<_> =
+            shown.filter_map(|(shown, left, us)| Some((shown, shown.fence?, left, us))).collect();
         shown.iter().find_map(|(candidate, fence, _, us)| {
             let mut lefts: Vec<Duration> = shown
                 .iter()
@@ -614,7 +635,8 @@ impl RedlockBackend {
                 false => self.config.poll.mul_f64(0.5) + jitter(self.config.poll.mul_f64(0.5)),
             };
             let after_end = Duration::from_millis(1) + jitter(Duration::from_millis(4));
-            let wake = ends.map_or(Moment::MAX, |ends| ends.saturating_add(after_end)).min(now.saturating_add(nap));
+            let wake =
+                ends.map_or(Moment::MAX, |ends| ends.saturating_add(after_end)).min(now.saturating_add(nap));
             let Some(end) = request.wait_until() else {
                 if split && splits <= SPLITS && wake.saturating_add(took * 2) < call.deadline() {
                     call.clock().sleep_until(wake).await;
@@ -637,7 +659,10 @@ impl RedlockBackend {
         if delay.is_zero() || ttl <= delay {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Invalid, format!("a TTL is no longer than the restart_delay here, {delay:?}, not {ttl:?}")))
+        Err(Error::new(
+            ErrorKind::Invalid,
+            format!("a TTL is no longer than the restart_delay here, {delay:?}, not {ttl:?}"),
+        ))
     }
 
     /// Judges what all servers say about one holding.
@@ -646,11 +671,14 @@ impl RedlockBackend {
         let (mut no, mut broken) = (0, false);
         let mut others: Votes<()> = Vec::new();
         for (at, vote) in votes {
-            others.push((at, vote.map(|standing| match standing {
-                Standing::Ours(found) => ours.push(found),
-                Standing::Broken => (no, broken) = (no + 1, true),
-                Standing::Taken | Standing::None => no += 1,
-            })));
+            others.push((
+                at,
+                vote.map(|standing| match standing {
+                    Standing::Ours(found) => ours.push(found),
+                    Standing::Broken => (no, broken) = (no + 1, true),
+                    Standing::Taken | Standing::None => no += 1,
+                }),
+            ));
         }
         if ours.len() >= self.quorum() {
             return Ok(ours);
@@ -665,7 +693,9 @@ impl RedlockBackend {
         // Some did it, perhaps.
         let error = self.too_few(&others, self.quorum());
         Err(match error.kind() {
-            ErrorKind::Unavailable if !ours.is_empty() => Error::new(ErrorKind::Unknown, error.message().to_owned()),
+            ErrorKind::Unavailable if !ours.is_empty() => {
+                Error::new(ErrorKind::Unknown, error.message().to_owned())
+            }
             _ => error,
         })
     }
@@ -717,7 +747,7 @@ impl RedlockBackend {
             let floor = request.floor().map_or(0, |floor| floor.get() + 1);
             let fence = settled.map_or_else(|| floor.max(clock.unwrap_or(1)), Fence::get);
             let ours: Vec<usize> = ours.iter().map(|(at, ..)| *at).collect();
-            if let Some((sent, fence)) = self.settle_all(call, request, &keys, &ours, fence).await? {
+            if let Some((_, fence)) = self.settle_all(call, request, &keys, &ours, fence).await? {
                 return request.granted(call, sent, request.ttl().saturating_sub(TIMERS), fence).map(Some);
             }
         }
@@ -747,7 +777,12 @@ impl RedlockBackend {
 
     /// Returns what the second round finds on each server that does not settle: a fence that is not below, or not the
     /// owner's lock.
-    pub(crate) async fn second_round(&self, call: &Call, request: &AcquireRequest, fence: i64) -> Vec<Option<i64>> {
+    pub(crate) async fn second_round(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        fence: i64,
+    ) -> Vec<Option<i64>> {
         let keys = Keys::new(call.namespace(), request.name());
         let mut found = Vec::new();
         for member in &self.members {
@@ -774,7 +809,10 @@ impl RedlockBackend {
 
 enum Attempt {
     Granted(Lease),
-    Held { holder: Option<Holder>, ends: Option<Moment> },
+    Held {
+        holder: Option<Holder>,
+        ends: Option<Moment>,
+    },
     /// Nobody has a majority.
     Split,
 }
@@ -927,8 +965,14 @@ impl LockBackend for RedlockBackend {
             for member in &self.members {
                 let config = &self.config.servers[member.at];
                 let delayed = !self.config.restart_delay.is_zero();
-                let looked =
-                    preflight::look_at_member(call, config, &member.node, &member.known.learnt, delayed, &mut preflight);
+                let looked = preflight::look_at_member(
+                    call,
+                    config,
+                    &member.node,
+                    &member.known.learnt,
+                    delayed,
+                    &mut preflight,
+                );
                 match looked.await {
                     Ok(us) => clocks.push((member.node.name(), us)),
                     Err(error) => preflight.findings.push(format!(
@@ -979,7 +1023,8 @@ impl LockBackend for RedlockBackend {
                 wire::highest_fence(&link, &call, &Keys::fences(call.namespace())).await
             });
             let votes = votes.await;
-            let highest: Vec<i64> = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
+            let highest: Vec<i64> =
+                votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
             // Each majority that granted one has a server among so many.
             if highest.len() < self.veto() {
                 return Err(self.too_few(&votes, self.veto()));
@@ -1012,7 +1057,9 @@ impl LockBackend for RedlockBackend {
                 return self.raise_for_all(call, name, floor).await.map(|floor| Broken::new(None, floor));
             };
             let shown = held.iter().find_map(|(shown, ..)| {
-                shown.filter(|shown| shown.owner.digest() == held_by.owner && shown.fence == Some(held_by.fence))
+                shown.filter(|shown| {
+                    shown.owner.digest() == held_by.owner && shown.fence == Some(held_by.fence)
+                })
             });
             let Some(owner) = shown.map(|shown| shown.owner) else {
                 return Err(Error::new(ErrorKind::Unavailable, "the holder changed while it was looked at"));
@@ -1039,7 +1086,10 @@ impl LockBackend for RedlockBackend {
             });
             let votes = votes.await;
             if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
-                return Err(Error::new(ErrorKind::Unknown, "the fence was raised, but the holder may still be on record"));
+                return Err(Error::new(
+                    ErrorKind::Unknown,
+                    "the fence was raised, but the holder may still be on record",
+                ));
             }
             Ok(Broken::new(holder, floor))
         };
@@ -1066,7 +1116,8 @@ impl LockBackend for RedlockBackend {
             if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
                 return Err(self.too_few(&votes, self.veto()));
             }
-            let all: BTreeSet<LockName> = votes.into_iter().filter_map(|(_, vote)| vote.ok()).flatten().collect();
+            let all: BTreeSet<LockName> =
+                votes.into_iter().filter_map(|(_, vote)| vote.ok()).flatten().collect();
             Ok(all.into_iter().take(LIST_PAGE).collect())
         };
         listed.await.map_err(|e: Error| e.about(Verb::List, None, BACKEND))
@@ -1177,7 +1228,8 @@ impl RedlockBackend {
             async move {
                 let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
                 let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-                let (_, answer) = member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
+                let (_, answer) =
+                    member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
                 match &*answer.word {
                     b"ok" => answer.fence(0),
                     b"alien" => Err(wire::alien()),

@@ -27,6 +27,8 @@ mod redlock;
 mod replicas;
 mod sentinel;
 mod server;
+#[cfg(feature = "tls")]
+mod tls;
 
 use server::{Server, WATCHDOG};
 

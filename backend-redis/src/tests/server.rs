@@ -109,10 +109,13 @@ impl Server {
         let has = |mark: Option<String>| {
             move |found: redis::RedisResult<Option<String>>| found.is_ok_and(|found| found == mark)
         };
-        self.until("it follows its master", async |server| has(Some(mark.clone()))(server.raw(&["GET", "in-step"]).await))
-            .await;
+        self.until("it follows its master", async |server| {
+            has(Some(mark.clone()))(server.raw(&["GET", "in-step"]).await)
+        })
+        .await;
         let _: () = master.raw(&["DEL", "in-step"]).await.unwrap();
-        self.until("it follows its master", async |server| has(None)(server.raw(&["GET", "in-step"]).await)).await;
+        self.until("it follows its master", async |server| has(None)(server.raw(&["GET", "in-step"]).await))
+            .await;
     }
 
     /// Asks until it is so.
@@ -216,7 +219,10 @@ impl ClusterOf {
         }
         let count = cluster.nodes.len();
         for node in &cluster.nodes {
-            node.until("all nodes are known", async |node| node.cluster_info().await.contains(&format!("cluster_known_nodes:{count}\r"))).await;
+            node.until("all nodes are known", async |node| {
+                node.cluster_info().await.contains(&format!("cluster_known_nodes:{count}\r"))
+            })
+            .await;
         }
         for (n, replica) in cluster.nodes.iter().enumerate().skip(masters) {
             let master = &cluster.nodes[n % masters];
@@ -231,7 +237,8 @@ impl ClusterOf {
             node.until("the Cluster is whole", async |node| {
                 let slots: redis::Value = node.raw(&["CLUSTER", "SLOTS"]).await.unwrap();
                 let redis::Value::Array(ranges) = slots else { return false };
-                let whole = |range: &redis::Value| matches!(range, redis::Value::Array(r) if r.len() == 3 + replicas);
+                let whole =
+                    |range: &redis::Value| matches!(range, redis::Value::Array(r) if r.len() == 3 + replicas);
                 ranges.len() == masters
                     && ranges.iter().all(whole)
                     && node.cluster_info().await.contains("cluster_state:ok")
@@ -302,7 +309,7 @@ fn program() -> String {
     program
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
