@@ -1,6 +1,6 @@
 //! The way from a lock to the server that decides about it, and around what stands in that way.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use lockcore::backend::{Call, Clock, Error, ErrorKind, Moment, Result};
 use redis::{RedisError, ServerErrorKind, Value};
@@ -21,7 +21,6 @@ const TURNS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One server, and the connections to it.
-#[derive(Debug)]
 pub(crate) struct Node {
     config: Arc<RedisConfig>,
     /// Of a Cluster, where it is.
@@ -85,6 +84,15 @@ impl Node {
     pub(crate) fn close(&self) {
         self.connection.close();
         self.lanes.close();
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("name", &self.name())
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
     }
 }
 

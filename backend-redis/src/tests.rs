@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod cluster;
+mod errors;
 mod redlock;
 mod replicas;
 mod sentinel;
