@@ -18,6 +18,7 @@ mod partition;
 mod pause;
 mod renewal;
 mod scale;
+mod servers;
 mod soak;
 mod stale_fence;
 mod waiting;
@@ -38,6 +39,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         lost_replies::CASES,
         partition::CASES,
         faults::CASES,
+        servers::CASES,
         soak::CASES,
         clocks::CASES,
         config::CASES,

@@ -110,6 +110,13 @@ impl Server {
         .await;
     }
 
+    /// Starts a server that was killed, on the same port and with what it wrote.
+    #[allow(dead_code, reason = "the suite uses it, the other tests do not")]
+    pub(crate) async fn start_again(&mut self) {
+        self.process = spawn(self.port, &self.directory, &self.options);
+        assert!(self.is_up().await, "the server did not start again");
+    }
+
     /// Takes away the directory that it writes to.
     pub(crate) fn lose_directory(&self) {
         std::fs::remove_dir_all(self.directory.path()).unwrap();

@@ -241,8 +241,10 @@ impl Behind {
                 (line, reply) = next_reply(&mut judges) => (line, reply),
                 answer = &mut exchange => return answer,
             };
-            // Over several servers the effect is there with the last of a majority, and every reply counts.
-            if self.lines.len() > 1 || self.is_there(effect).await {
+            // Over several servers that do not agree among themselves the effect is there with the last of a majority, and
+            // every reply counts.
+            let agree = self.capabilities().consistency == Consistency::Linearizable;
+            if (self.lines.len() > 1 && !agree) || self.is_there(effect).await {
                 reply.decide(fate);
                 if fate == Fate::Lose {
                     // Once: the next attempt gets its answer.
