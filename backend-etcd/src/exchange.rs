@@ -266,7 +266,8 @@ impl Members {
                 Repeat::Never => time,
             };
             left = left.saturating_sub(1);
-            let answer = self.ask_one(at, share, &send).await;
+            // In a box, so that who waits between exchanges does not carry the room for one.
+            let answer = Box::pin(self.ask_one(at, share, &send)).await;
             let again = left > 0 && Instant::now() < until;
             match answer {
                 Err(refused) if again && refused.kind() == ErrorKind::Unavailable => {}

@@ -272,3 +272,64 @@ async fn many_are_renewed_together_and_the_lost_ones_are_told_apart() {
     }
     assert_eq!(server.places().await, [""; 0]);
 }
+
+/// Rounds of acquire and release in a second, by so many tasks, each on a lock of its own.
+async fn speed(tasks: usize, round: impl AsyncFn(usize) + Clone + 'static) -> f64 {
+    let local = tokio::task::LocalSet::new();
+    let begun = std::time::Instant::now();
+    let end = begun + Duration::from_secs(3);
+    let done = std::rc::Rc::new(std::cell::Cell::new(0_u32));
+    for task in 0..tasks {
+        let (round, done) = (round.clone(), done.clone());
+        local.spawn_local(async move {
+            while std::time::Instant::now() < end {
+                round(task).await;
+                done.set(done.get() + 1);
+            }
+        });
+    }
+    local.await;
+    f64::from(done.get()) / begun.elapsed().as_secs_f64()
+}
+
+#[tokio::test]
+#[ignore = "a measurement: acquire and release against the bare two commits"]
+async fn an_acquire_and_its_release_cost_little_more_than_their_commits() {
+    use etcd_client::{Compare, CompareOp, Txn, TxnOp};
+    let Some(server) = Server::start() else { return };
+    let backend = server.backend().await;
+    let admin = server.admin().await;
+    let mut leases = Vec::new();
+    for _ in 0..64 {
+        leases.push(server.admin().await.lease_grant(60, None).await.unwrap().id());
+    }
+    for tasks in [1, 64] {
+        for turn in 0..3 {
+            let (raw, own) = (admin.clone(), leases.clone());
+            let raw = speed(tasks, async move |task| {
+                let key = format!("raw/{task}");
+                let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(own[task])));
+                let free = Compare::create_revision(key.clone(), CompareOp::Equal, 0);
+                let txn = Txn::new().when([free]).and_then([put]);
+                let taken = raw.kv_client().txn(txn).await.unwrap();
+                let r = taken.header().unwrap().revision();
+                let same = Compare::create_revision(key.clone(), CompareOp::Equal, r);
+                let txn = Txn::new().when([same]).and_then([TxnOp::delete(key, None)]);
+                assert!(raw.kv_client().txn(txn).await.unwrap().succeeded());
+            })
+            .await;
+            let ours = backend.clone();
+            let ours = speed(tasks, async move |task| {
+                let asked = request_of(&format!("speed/{task}"), Duration::from_secs(60));
+                let held = ours.acquire(&call(), &asked).await.unwrap();
+                ours.release(&call(), &held).await.unwrap();
+            })
+            .await;
+            let line = format!(
+                "{tasks} tasks, turn {turn}: {raw:.0} bare rounds/s, {ours:.0} here, {:.2}\n",
+                ours / raw
+            );
+            std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
+        }
+    }
+}
