@@ -87,6 +87,12 @@ impl Service for Etcd {
         connect(urls.join(",")).await
     }
 
+    async fn version(&self) -> Option<String> {
+        let mut client = Client::connect(&self.urls, None).await.expect("a plain address");
+        let status = client.status().await.expect("the server answers");
+        Some(format!("etcd {}", status.version()))
+    }
+
     fn address(&self) -> Option<String> {
         Some(self.urls.join(","))
     }

@@ -153,6 +153,10 @@ impl Wire for Door {
         self.change(|s| s.one_way[direction as usize] = on);
         self.has_lines()
     }
+    fn reset(&self) -> bool {
+        self.each_line(Faultline::reset);
+        self.has_lines()
+    }
     fn heal(&self) {
         self.each_line(Faultline::heal);
         self.change(|s| *s = Switches::default());

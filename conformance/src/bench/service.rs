@@ -41,6 +41,11 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
+    /// Says that the store lives in its clients' processes: no server and no network are there to fail. Body: no.
+    fn embedded(&self) -> bool {
+        false
+    }
+
     /// Counts the waiters in the store's own queue. Body: not offered.
     async fn queued(&self, _name: &LockName) -> Option<u32> {
         None
@@ -65,9 +70,22 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
+    /// Returns power over the store's servers. Body: none.
+    ///
+    /// A service that offers it is one case's own, with servers of its own: see [`Suite::own_servers`](crate::Suite::own_servers).
+    fn power(&self) -> Option<&dyn Servers> {
+        None
+    }
+
     /// Returns by what address a process started from this test binary reaches the store; it is handed to
     /// [`child_main`](super::child_main). Body: not offered.
     fn address(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns the server's name and version, such as `Redis 7.0.15`; results are kept by its first two numbers. Body: not
+    /// offered.
+    async fn version(&self) -> Option<String> {
         None
     }
 
@@ -75,6 +93,27 @@ pub trait Service: Send + Sync + 'static {
     #[doc(hidden)]
     fn flaw(&self) -> Option<super::Flaw> {
         None
+    }
+}
+
+/// Power over the servers of a store, each known by its number from 0. What it says is done is done: confirmed by the
+/// system or by the server.
+#[async_trait]
+pub trait Servers: Send + Sync {
+    /// Counts the servers, dead ones included.
+    fn count(&self) -> usize;
+    /// Kills one at once, with what it has not written.
+    async fn kill(&self, server: usize);
+    /// Starts one that was killed again, on its address and with what its data directory has, and waits until it serves, if a
+    /// majority of the others does.
+    async fn restart(&self, server: usize);
+    /// Stops one without its knowing: SIGSTOP.
+    async fn stop(&self, server: usize);
+    /// Lets one that was stopped go on.
+    async fn go_on(&self, server: usize);
+    /// Returns the one whose death takes the others longest to get over: the leader, or any where all are alike.
+    async fn leader(&self) -> usize {
+        0
     }
 }
 
@@ -101,6 +140,10 @@ pub trait Wire: Send + Sync {
     }
     /// Holds everything that goes one way. Says whether this can be done here. Body: no.
     fn one_way(&self, _direction: Direction, _on: bool) -> bool {
+        false
+    }
+    /// Resets all connections. Says whether this can be done here. Body: no.
+    fn reset(&self) -> bool {
         false
     }
     /// Ends every fault, also those that were armed and have hit nobody.

@@ -12,6 +12,7 @@ use crate::{
 
 cases![
     g01_a_release_wakes_a_waiter,
+    g02_an_end_without_a_release_wakes_a_waiter,
     g03_a_wait_ends_with_its_budget,
     g03_a_wait_ends_also_when_nothing_answers,
     g04_waiters_are_served_in_order[Fair, Queue],
@@ -35,6 +36,26 @@ async fn g01_a_release_wakes_a_waiter(bench: Bench) -> Outcome {
     let next = granted?;
     let took = released.until(bench.now());
     assert!(took < bench.ttl() * 5, "a waiter was granted {took:?} after the release");
+    bench.measure_time("hand-off", took);
+    bob.release(&next).await?;
+    Ok(Kept)
+}
+
+/// A waiter that stands behind a holder which falls silent is granted soon after the lease's end, and not before.
+async fn g02_an_end_without_a_release_wakes_a_waiter(bench: Bench) -> Outcome {
+    let name = bench.fresh_name();
+    let (alice, bob) = (bench.client("alice").await, bench.client("bob").await);
+    let lease = alice.try_acquire(&name).await?;
+    let (lock, wait) = (name.clone(), bench.ttl() * 200);
+    let waiting = tokio::spawn(async move { (bob.acquire(&lock, wait).await, bob) });
+    bench.pass(bench.ttl() / 4).await;
+    let renewed = alice.renew(&lease).await?;
+    let (granted, bob) = waiting.await.expect("the task lives");
+    let next = granted?;
+    let now = bench.now();
+    assert!(now >= renewed.deadline, "granted {:?} before the deadline", now.until(renewed.deadline));
+    let took = renewed.deadline.until(now);
+    assert!(took < bench.ttl() * 5, "a waiter was granted {took:?} after the lease had ended");
     bob.release(&next).await?;
     Ok(Kept)
 }
@@ -50,6 +71,7 @@ async fn g03_a_wait_ends_with_its_budget(bench: Bench) -> Outcome {
     let refused = assert_refused(refused, ErrorKind::WaitTimeout, "a wait that ended is no grant");
     let took = start.until(bench.now());
     assert!(took >= budget, "gave up {:?} early", budget - took);
+    bench.measure_time("return after the wait budget", took - budget);
     assert!(took <= budget + bench.ttl(), "a budget of {budget:?} took {took:?}");
     assert!(refused.holder().is_some(), "the refusal does not name the holder: {refused}");
     assert_eq!(bench.holder(&name).await, Some(lease.owner), "a time-out changed the holder");
@@ -104,7 +126,7 @@ async fn g04_waiters_are_served_in_order(bench: Bench) -> Outcome {
 /// Eight clients pass a lock on hundreds of times while they count at the resource: no count is lost.
 async fn g06_a_storm_of_hand_offs_counts_right(bench: Bench) -> Outcome {
     let name = bench.fresh_name();
-    let rounds = if bench.stage.service.virtual_time() { 250 } else { 25 };
+    let rounds: u32 = if bench.stage.service.virtual_time() { 250 } else { 25 };
     let register = std::rc::Rc::new(std::cell::RefCell::new(bench.register(&name)));
     let tasks = tokio::task::LocalSet::new();
     for who in 0..8 {
@@ -126,9 +148,14 @@ async fn g06_a_storm_of_hand_offs_counts_right(bench: Bench) -> Outcome {
             }
         });
     }
+    let start = bench.now();
     tasks.await;
-    assert_eq!(register.borrow().value(), 8 * rounds, "counts were lost");
-    bench.judge(|rules| rules.demand(Demand::Grants(8 * rounds as u64)));
+    let took = start.until(bench.now()).as_secs_f64();
+    if !bench.stage.service.virtual_time() {
+        bench.measure("hand-offs among 8 clients", 8.0 * f64::from(rounds) / took, "/s");
+    }
+    assert_eq!(register.borrow().value(), 8 * i64::from(rounds), "counts were lost");
+    bench.judge(|rules| rules.demand(Demand::Grants(8 * u64::from(rounds))));
     Ok(Kept)
 }
 
