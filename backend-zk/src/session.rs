@@ -56,9 +56,10 @@ impl Session {
         self.timeout / 8
     }
 
-    /// Takes note of a write that left then and was answered.
+    /// Takes note of a write that left then and has been answered.
     pub(crate) fn wrote(&self, sent: Moment) {
-        self.touches.lock().unwrap_or_else(PoisonError::into_inner).wrote(sent);
+        let now = self.clock.now();
+        self.touches.lock().unwrap_or_else(PoisonError::into_inner).wrote(sent, now);
     }
 
     /// Returns the moment from which the session lives for its whole timeout.
