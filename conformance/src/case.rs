@@ -39,6 +39,12 @@ impl std::fmt::Display for Unexpected {
 pub enum Need {
     /// A wire between backend and store that can be slowed: [`Service::wire`](crate::Service::wire).
     Wire,
+    /// Proxies on the wire: [`Service::servers`](crate::Service::servers).
+    Line,
+    /// Servers of the case's own: [`Suite::own_servers`](crate::Suite::own_servers).
+    Servers,
+    /// Several servers that stand in for each other.
+    Members,
     /// Grants in order of arrival.
     Fair,
     /// A look at the queue: [`Service::queued`](crate::Service::queued).
@@ -49,6 +55,8 @@ pub enum Need {
     Floor,
     /// Time that a test owns.
     VirtualTime,
+    /// Time that passes by itself, also for another runtime.
+    RealTime,
 }
 
 impl Need {
@@ -56,11 +64,15 @@ impl Need {
     pub(crate) fn missing(self) -> &'static str {
         match self {
             Self::Wire => "the wire between backend and store cannot be slowed here",
+            Self::Line => "no proxy stands between backend and store",
+            Self::Servers => "no case has servers of its own to kill",
+            Self::Members => "no other server stands in for it",
             Self::Fair => "it does not promise an order",
             Self::Queue => "its queue cannot be looked at",
             Self::Processes => "no other process reaches it",
             Self::Floor => "it honours no fence floor",
             Self::VirtualTime => "its time is real",
+            Self::RealTime => "its time belongs to one runtime",
         }
     }
 }

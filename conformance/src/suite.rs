@@ -34,6 +34,7 @@ pub struct Suite {
     profile: &'static str,
     start: Start,
     connect: Option<Connect>,
+    own_servers: Option<(usize, Start)>,
 }
 
 impl std::fmt::Debug for Suite {
@@ -57,12 +58,18 @@ impl Suite {
         profile: &'static str,
         start: impl AsyncFn() -> S + Send + Sync + 'static,
     ) -> Self {
-        let start = Arc::new(start);
-        let start: Start = Arc::new(move || {
-            let start = start.clone();
-            Box::pin(async move { Arc::new(start().await) as Arc<dyn Service> })
-        });
-        Self { profile, start, connect: None }
+        Self { profile, start: boxed(start), connect: None, own_servers: None }
+    }
+
+    /// Says how to start a service whose servers are one case's own, to stop and kill, and how many servers that are.
+    #[must_use]
+    pub fn own_servers<S: Service>(
+        mut self,
+        count: usize,
+        start: impl AsyncFn() -> S + Send + Sync + 'static,
+    ) -> Self {
+        self.own_servers = Some((count, boxed(start)));
+        self
     }
 
     /// Says how a process started from this binary reaches the store by the service's address.
@@ -93,7 +100,11 @@ impl Suite {
                         None => missing.push((why, 1)),
                     }
                 }
-                let (profile, start) = (self.profile, self.start.clone());
+                let start = match &self.own_servers {
+                    Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
+                    _ => self.start.clone(),
+                };
+                let profile = self.profile;
                 Trial::test(name, move || match play_patiently(profile, case, start, virtual_time).failure {
                     None => Ok(()),
                     Some(failure) => Err(Failed::from(failure)),
@@ -112,6 +123,7 @@ impl Suite {
 
     fn offers(&self) -> Vec<Need> {
         let start = self.start.clone();
+        let servers = self.own_servers.as_ref().map_or(0, |(count, _)| *count);
         on_a_runtime(false, move || async move {
             let service = start().await;
             let capabilities = service.connect().await.capabilities();
@@ -122,16 +134,28 @@ impl Suite {
                     offers.push(need);
                 }
             };
-            offer(Need::Wire, service.wire().is_some());
+            offer(Need::Wire, service.wire().is_some() || !service.servers().is_empty());
+            offer(Need::Line, !service.servers().is_empty());
+            offer(Need::Servers, servers > 0);
+            offer(Need::Members, servers > 1);
             offer(Need::Fair, capabilities.fair);
             offer(Need::Queue, service.queued(&name).await.is_some());
             offer(Need::Processes, service.address().is_some());
             offer(Need::Floor, capabilities.fence_floor);
             offer(Need::VirtualTime, service.virtual_time());
+            offer(Need::RealTime, !service.virtual_time());
             offers
         })
         .unwrap_or_default()
     }
+}
+
+fn boxed<S: Service>(start: impl AsyncFn() -> S + Send + Sync + 'static) -> Start {
+    let start = Arc::new(start);
+    Arc::new(move || {
+        let start = start.clone();
+        Box::pin(async move { Arc::new(start().await) as Arc<dyn Service> })
+    })
 }
 
 #[allow(clippy::print_stderr)]
