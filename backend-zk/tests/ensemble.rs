@@ -64,7 +64,7 @@ fn counts(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hand_offs_go_on_in_order_of_fences_while_leaders_die_and_stop() {
-    let Some(mut ensemble) = Ensemble::start() else { return };
+    let Some(mut ensemble) = Ensemble::start(3) else { return };
     let (resource, inside, total) = (Arc::default(), Arc::default(), Arc::<AtomicI64>::default());
     let stop = Arc::<AtomicBool>::default();
     let mut clients = Vec::new();
@@ -103,7 +103,7 @@ async fn hand_offs_go_on_in_order_of_fences_while_leaders_die_and_stop() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_keeps_its_lock_when_the_leader_dies() {
-    let Some(mut ensemble) = Ensemble::start() else { return };
+    let Some(mut ensemble) = Ensemble::start(3) else { return };
     let (holder, other) = (backend(&ensemble).await, backend(&ensemble).await);
     let ttl = Duration::from_secs(8);
     let mut held = holder.acquire(&call(), &request_of("kept", ttl)).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_holder_keeps_its_lock_when_the_leader_dies() {
 /// The follower that took a renewal dies before it has told its leader that the session was heard.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_node_ends_before_its_leases_deadline_when_a_follower_dies_after_a_renewal() {
-    let Some(mut ensemble) = Ensemble::start() else { return };
+    let Some(mut ensemble) = Ensemble::start(3) else { return };
     // A session of 3072 ms carries this TTL.
     let (ttl, timeout) = (Duration::from_millis(2300), Duration::from_millis(3072));
     let watcher = backend(&ensemble).await;
