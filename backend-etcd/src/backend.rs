@@ -1,38 +1,45 @@
 //! The verbs.
 
-use std::{sync::atomic::Ordering, time::Duration};
-
-use etcd_client::{
-    AlarmAction, AlarmType, Compare, CompareOp, GetOptions, KeyValue, LeaseGrantOptions, PutOptions,
-    SortOrder, SortTarget, Txn, TxnOp, WatchStream,
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
 };
+
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
 use lockcore::backend::*;
 
 use crate::{
+    exchange::Repeat,
     keys::{Space, owner_of},
+    leases::{BATCH, Renewed, whole_seconds},
     steps::*,
 };
 
 const BACKEND: &str = "etcd";
 const LIST_PAGE: usize = 1000;
+/// How long the leases at hand may take to be given back when the backend is closed.
+const FAREWELL: Duration = Duration::from_millis(500);
 
 #[async_trait]
 impl LockBackend for EtcdBackend {
     fn capabilities(&self) -> Capabilities {
-        let least = Duration::from_secs(self.least_ttl.load(Ordering::Relaxed));
+        let known = self.known();
         Capabilities::weakest(BACKEND).with(|c| {
             c.consistency = Consistency::Linearizable;
-            c.fence = FenceSource::ClockBounded;
+            c.fence = FenceSource::Durable;
             c.wake_up = WakeUp::Push;
             c.fair = true;
             c.survives.restart = true;
-            c.survives.failover = true;
+            c.survives.failover = !known.alone;
             c.survives.clock_step = true;
-            c.ttl = least..=Duration::from_secs(86_400);
+            c.survives.pause = self.swaps() || !known.revokes_live_leases;
+            c.ttl = known.least_ttl..=Duration::from_secs(86_400);
             c.ttl_step = Duration::from_secs(1);
             c.fence_floor = true;
             c.labels = true;
+            c.lock_delay = true;
             c.pushes_loss = true;
+            c.renew_batch = BATCH;
         })
     }
 
@@ -40,65 +47,144 @@ impl LockBackend for EtcdBackend {
         let space = Space::new(call.namespace());
         let key = space.place(request.name(), request.owner());
         let answer = self.enqueue(call, request, &space, &key).await;
-        match answer {
+        if let Err(error) = &answer
+            && error.kind().had_no_effect()
+            && !matches!(error.kind(), ErrorKind::Held | ErrorKind::WaitTimeout)
+        {
             // A refusal tells of one request; an earlier one of this acquire may have left a place.
-            Err(error)
-                if error.kind().had_no_effect()
-                    && !matches!(error.kind(), ErrorKind::Held | ErrorKind::WaitTimeout)
-                    && self.place(&key).is_some_and(|place| place.alive) =>
-            {
-                Err(Error::new(ErrorKind::Unknown, "the acquire broke off after its first request")
-                    .with_source(error))
+            if self.may_stand(&key) {
+                return answer.map_err(|error| {
+                    Error::new(ErrorKind::Unknown, "the acquire broke off after its first request")
+                        .with_source(error)
+                });
             }
-            answer => answer,
+            self.put_at_hand(&key);
         }
+        answer
     }
 
     async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
         let space = Space::new(call.namespace());
-        let (queue, key) = (space.queue(&lease.name), space.place(&lease.name, &lease.owner));
-        let Some((id, r)) = self.holding(call, &key, lease).await? else {
-            return Err(Error::lost(self.why(call, &space, lease).await));
+        let key = self.key_of(&space, lease);
+        // Counted before the table is read: until this is answered, a release does not give the etcd lease to another lock.
+        let naming = self.naming(&key);
+        let known = self.place(&key);
+        let holding = self.holding(call, &key, lease).await;
+        let answer = match holding {
+            Ok(Some((id, r))) => {
+                let longer = known.is_some_and(|place| {
+                    i64::try_from(place.granted.as_secs()).unwrap_or(0) < whole_seconds(ttl)
+                });
+                if self.swaps() || longer {
+                    self.renew_by_swap(call, &key, id, (lease.fence, r), ttl).await
+                } else {
+                    self.renew_by_keep_alive(call, &key, id, (lease.fence, r)).await
+                }
+            }
+            Ok(None) => Ok(Renewed::Gone),
+            Err(error) => Err(error),
         };
-        let Some(place) = self.adopt(call, &key, id).await? else {
-            self.drop_place(&key);
-            return Err(Error::lost(LostReason::Taken));
-        };
-        self.keep(&key, Place { held: Some((lease.fence, r)), ..place });
-        // After the keep-alive was answered, never beside it: a look before a revocation proves nothing.
-        let look = self.look(call, &space, &queue, &key).await?;
-        if !look.is_first() || look.own.as_ref().is_none_or(|own| own.create_revision() != r) {
-            let why = self.why(call, &space, lease).await;
-            // The keep-alive may have prolonged a lease that carries nothing any more. If this fails, its TTL ends it.
-            let _ = self.revoke(call, id).await;
-            self.drop_place(&key);
-            return Err(Error::lost(why));
+        if let Some(naming) = naming {
+            naming.settle(&answer);
         }
-        Ok(call.renewed(lease, place.sent, ttl.min(place.granted)))
+        match answer? {
+            Renewed::Until(sent, granted) => Ok(call.renewed(lease, sent, ttl.min(granted))),
+            Renewed::Gone => Err(self.gone(call, &space, &key, lease).await),
+        }
+    }
+
+    async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
+        if self.swaps() {
+            return self.one_by_one(call, leases, ttl).await;
+        }
+        let space = Space::new(call.namespace());
+        let mut answers: Vec<Option<Result<Lease>>> = leases.iter().map(|_| None).collect();
+        // What the table knows goes together; the rest, one by one.
+        let (mut together, mut apart) = (Vec::new(), Vec::new());
+        for (at, lease) in leases.iter().enumerate() {
+            let key = self.key_of(&space, lease);
+            let known = self.place(&key).filter(|place| place.granted >= ttl);
+            match known.and_then(|place| Some((place, place.held.filter(|held| held.0 == lease.fence)?.1))) {
+                Some((place, r)) => together.push((at, (lease, key, place, r))),
+                None => apart.push(at),
+            }
+        }
+        for some in together.chunks(BATCH) {
+            let batch: Vec<_> = some.iter().map(|(_, item)| item.clone()).collect();
+            let namings: Vec<_> = batch.iter().filter_map(|(_, key, ..)| self.naming(key)).collect();
+            let renewed = self.renew_batch(call, &batch).await;
+            for naming in namings {
+                naming.settle(&renewed);
+            }
+            match renewed {
+                Ok(renewed) => {
+                    for ((at, (lease, ..)), renewed) in some.iter().zip(renewed) {
+                        match renewed {
+                            Renewed::Until(sent, granted) => {
+                                answers[*at] = Some(Ok(call.renewed(lease, sent, ttl.min(granted))));
+                            }
+                            // Asked alone, it is told apart from a lease that was swapped, and why it is over.
+                            Renewed::Gone => apart.push(*at),
+                        }
+                    }
+                }
+                Err(error) => {
+                    let (kind, text) = (error.kind(), error.to_string());
+                    for (at, _) in some {
+                        answers[*at] = Some(Err(Error::new(kind, text.clone())));
+                    }
+                }
+            }
+        }
+        let rest: Vec<Lease> = apart.iter().map(|at| leases[*at].clone()).collect();
+        for (at, answer) in apart.into_iter().zip(self.one_by_one(call, &rest, ttl).await) {
+            answers[at] = Some(answer);
+        }
+        let missing = || Err(Error::new(ErrorKind::Unknown, "the renewal was not answered"));
+        answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect()
     }
 
     async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
-        let key = Space::new(call.namespace()).place(&lease.name, &lease.owner);
+        let key = self.key_of(&Space::new(call.namespace()), lease);
         let mut found = self.holding(call, &key, lease).await;
         if found.is_err() {
             // The next member may know. Without the record there is no lease to revoke.
             found = self.holding(call, &key, lease).await;
         }
-        let Some((id, r)) = found? else { return Ok(Released::AlreadyOver) };
-        let txn = Txn::new()
-            .when([Compare::create_revision(key.clone(), CompareOp::Equal, r)])
-            .and_then([TxnOp::delete(key.clone(), None)]);
-        let deleted = self.txn(call, txn).await;
-        // The lease carries this holding alone, so its end is the holding's, also where the deletion is not settled.
-        let revoked = self.revoke(call, id).await;
-        if revoked.is_ok() {
+        let Some((_, r)) = found? else { return Ok(Released::AlreadyOver) };
+        let delete = || {
+            Txn::new()
+                .when([Compare::create_revision(key.clone(), CompareOp::Equal, r)])
+                .and_then([TxnOp::delete(key.clone(), None)])
+        };
+        let mut deleted = self.txn(call, delete()).await.map(|(now, ..)| now);
+        if matches!(deleted, Ok(true)) && self.put_at_hand(&key) {
+            return Ok(Released::Now);
+        }
+        if let Some(place) = self.place(&key).filter(|place| place.ours) {
+            // The lease carries this holding alone, so its end is the holding's, also where the deletion is not settled.
+            let mut revoked = self.revoke(call, place.lease).await;
+            if let (Ok(_), Some(next)) = (&revoked, place.next_lease()) {
+                revoked = self.revoke(call, next).await;
+            }
+            match (&deleted, revoked) {
+                (Ok(_), Ok(_)) => self.drop_place(&key),
+                (Ok(_), Err(_)) => {}
+                (Err(_), Ok(true)) => {
+                    self.drop_place(&key);
+                    deleted = Ok(true);
+                }
+                // The holding may hang on a lease that another connection gave it.
+                (Err(_), Ok(false)) => {
+                    deleted = self.txn(call, delete()).await.map(|(now, ..)| now);
+                    self.drop_place(&key);
+                }
+                (Err(_), Err(error)) => deleted = Err(error),
+            }
+        } else if deleted.is_ok() {
             self.drop_place(&key);
         }
-        let now = match deleted {
-            Ok((now, ..)) => now,
-            Err(_) => revoked?,
-        };
-        Ok(if now { Released::Now } else { Released::AlreadyOver })
+        Ok(if deleted? { Released::Now } else { Released::AlreadyOver })
     }
 
     async fn resolve(&self, call: &Call, request: &AcquireRequest) -> Result<Resolution> {
@@ -120,27 +206,27 @@ impl LockBackend for EtcdBackend {
                     Ok(None) => {}
                     Err(error) => {
                         if error.kind() == ErrorKind::Lost {
-                            self.leave(call, &key).await?;
+                            self.leave_queue(call, &key).await?;
                         }
                         return Err(error);
                     }
                 }
             }
         }
-        self.leave(call, &key).await?;
+        self.leave_queue(call, &key).await?;
         Ok(Resolution::Gone)
     }
 
     async fn abandon(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
         let key = Space::new(call.namespace()).place(request.name(), request.owner());
-        self.leave(call, &key).await.map(drop)
+        self.leave_queue(call, &key).await.map(drop)
     }
 
     async fn inspect(&self, call: &Call, name: &LockName) -> Result<LockState> {
         let space = Space::new(call.namespace());
         let all = GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend);
         let ops = [TxnOp::get(space.queue(name), Some(all)), TxnOp::get(space.base(), None)];
-        let (_, revision, answers) = self.txn(call, Txn::new().and_then(ops)).await?;
+        let (_, revision, answers) = self.txn_freely(call, Txn::new().and_then(ops)).await?;
         let (places, records) = (range(&answers, 0), range(&answers, 1));
         let Some(record) = records.first() else {
             return Ok(LockState::default().with(|state| state.waiters = Some(0)));
@@ -164,21 +250,26 @@ impl LockBackend for EtcdBackend {
 
     async fn ended(&self, call: &Call, lease: &Lease) -> LostReason {
         let space = Space::new(call.namespace());
-        let key = space.place(&lease.name, &lease.owner);
+        let key = self.key_of(&space, lease);
         let held = self.place(&key).and_then(|place| place.held).map(|(_, r)| r);
         loop {
-            if let Ok((mut stream, _)) = self.watch(PATIENCE, std::slice::from_ref(&key)).await {
-                let look = key.clone();
+            if let Ok(mut watched) = self.watch(PATIENCE, std::slice::from_ref(&key)).await {
+                let look = key.as_str();
                 let found = self
                     .members
-                    .ask(PATIENCE, |client| async move { client.kv_client().get(look, None).await })
+                    .ask(PATIENCE, Repeat::Freely, |client| async move {
+                        client.kv_client().get(look, None).await
+                    })
                     .await;
                 if let Ok(Ok(found)) = found {
                     let now = found.kvs().first().map(KeyValue::create_revision);
                     if now.is_none_or(|now| held.is_some_and(|r| r != now)) {
                         return self.why(call, &space, lease).await;
                     }
-                    let _ = stream.message().await;
+                    tokio::select! {
+                        _ = watched.stream.message() => {}
+                        () = self.members.moved_from(watched.post) => {}
+                    }
                     continue;
                 }
             }
@@ -188,7 +279,8 @@ impl LockBackend for EtcdBackend {
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
         let base = Space::new(call.namespace()).base();
-        let (_, revision, answers) = self.txn(call, Txn::new().and_then([TxnOp::get(base, None)])).await?;
+        let (_, revision, answers) =
+            self.txn_freely(call, Txn::new().and_then([TxnOp::get(base, None)])).await?;
         range(&answers, 0).first().map(|record| fence(base_of(record)?, revision)).transpose()
     }
 
@@ -201,7 +293,7 @@ impl LockBackend for EtcdBackend {
         let space = Space::new(call.namespace());
         let all = GetOptions::new().with_prefix().with_keys_only();
         let (_, _, answers) =
-            self.txn(call, Txn::new().and_then([TxnOp::get(space.places(), Some(all))])).await?;
+            self.txn_freely(call, Txn::new().and_then([TxnOp::get(space.places(), Some(all))])).await?;
         let mut names: Vec<LockName> = range(&answers, 0)
             .iter()
             .filter_map(|kv| space.name_of(kv.key()))
@@ -216,7 +308,7 @@ impl LockBackend for EtcdBackend {
 
     async fn raise(&self, call: &Call, lease: &Lease, floor: Fence) -> Result<()> {
         let space = Space::new(call.namespace());
-        let (queue, key) = (space.queue(&lease.name), space.place(&lease.name, &lease.owner));
+        let (queue, key) = (space.queue(&lease.name), self.key_of(&space, lease));
         let Some((_, r)) = self.holding(call, &key, lease).await? else {
             return Err(Error::lost(self.why(call, &space, lease).await));
         };
@@ -327,220 +419,63 @@ impl LockBackend for EtcdBackend {
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
-        self.high_water(call).await?;
-        let mut findings = Vec::new();
-        for (at, endpoint) in self.members.endpoints().iter().enumerate() {
-            let asked = tokio::time::timeout(bound_of(call), async {
-                self.members.client(at).await?.maintenance_client().status().await
-            });
-            match asked.await {
-                Ok(Ok(status)) => {
-                    if revokes_live_leases(status.version()) {
-                        findings.push(format!(
-                            "{endpoint} runs etcd {}: a leader that was stopped and goes on may end live leases; \
-                             use 3.4.31, 3.5.13 or later",
-                            status.version()
-                        ));
-                    }
-                    if status.is_learner() {
-                        findings.push(format!(
-                            "{endpoint} is a learner and serves no locks; name voting members"
-                        ));
-                    }
-                }
-                _ => findings.push(format!("{endpoint} does not answer; start it, or take it off the list")),
-            }
-        }
-        let alarms = self
-            .members
-            .ask(bound_of(call), |client| async move {
-                client.maintenance_client().alarm(AlarmAction::Get, AlarmType::None, None).await
-            })
-            .await;
-        match alarms {
-            Ok(Ok(answer)) => findings.extend(answer.alarms().iter().map(|alarm| {
-                format!(
-                    "member {:x} raises the alarm {:?}; clear its cause",
-                    alarm.member_id(),
-                    alarm.alarm()
-                )
-            })),
-            _ => findings.push("alarms cannot be read; allow it, or look by hand".into()),
-        }
-        let (id, options) = {
-            let id = random_lease()?;
-            (id, LeaseGrantOptions::new().with_id(id))
-        };
-        let granted = self
-            .members
-            .ask(bound_of(call), |client| async move { client.lease_client().grant(1, Some(options)).await })
-            .await?;
-        if let Ok(granted) = granted {
-            let least = granted.ttl().max(1).unsigned_abs();
-            self.revoke(call, id).await?;
-            self.least_ttl.store(least, Ordering::Relaxed);
-            if least > 1 {
-                findings.push(format!(
-                    "the shortest TTL is {least} s, one and a half election timeouts; shorter ones are refused"
-                ));
-            }
-        }
-        let mut preflight = Preflight::clean(self.capabilities());
-        preflight.findings = findings;
-        Ok(preflight)
+        self.assess(call).await
+    }
+
+    async fn phase_read(&self, call: &Call) -> Result<Option<PhaseRecord>> {
+        self.read_phase(call).await.map(|found| found.map(|(record, _)| record))
+    }
+
+    async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
+        self.replace_phase(call, expect, new).await
+    }
+
+    async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
+        self.enter(call, phase, ttl).await
+    }
+
+    async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
+        let released = self.release(call, member).await?;
+        self.memberships.lock().unwrap_or_else(PoisonError::into_inner).remove(&member.owner);
+        Ok(released)
+    }
+
+    async fn second_connection(&self, _call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
+        Ok(Some(Arc::new(self.beside())))
     }
 
     async fn close(&self) {
+        self.revoke_at_hand(FAREWELL).await;
         self.members.close();
     }
 }
 
 impl EtcdBackend {
-    async fn enqueue(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        space: &Space,
-        key: &str,
-    ) -> Result<Lease> {
-        let queue = space.queue(request.name());
-        let label = request.label().unwrap_or_default();
-        // A deadline counts from the start of the acquire, unless the lease was renewed since.
-        let mut began = Some(call.now());
-        'enqueue: loop {
-            let base = self.meet(call, space).await?;
-            let mut place = self.grant(call, key, request.ttl(), began.take()).await?;
-            let options = PutOptions::new().with_lease(place.lease);
-            let put = TxnOp::put(key, write_value(base, label), Some(options));
-            let free = match request.wait_until() {
-                None => Compare::create_revision(queue.clone(), CompareOp::Equal, 0).with_prefix(),
-                Some(_) => Compare::create_revision(key, CompareOp::Equal, 0),
-            };
-            let recorded = Compare::create_revision(space.base(), CompareOp::Greater, 0);
-            let mut ops = vec![put];
-            ops.extend(Self::gets(space, &queue, key));
-            let txn = Txn::new().when([free, recorded]).and_then(ops).or_else(Self::gets(space, &queue, key));
-            let (put, revision, answers) = self.txn(call, txn).await?;
-            let mut look = self.read_look(space, revision, &answers, usize::from(put));
-            let mut watched: Option<WatchStream> = None;
-            loop {
-                if look.base.is_none() {
-                    // Somebody removed the record: make it again, above all that was seen.
-                    self.forget(space);
-                    self.leave(call, key).await?;
-                    continue 'enqueue;
-                }
-                if let Some(own) = &look.own
-                    && own.lease() != place.lease
-                {
-                    // An earlier request of this acquire, by another connection, made the place.
-                    let ours = place.lease;
-                    let theirs = self.adopt(call, key, own.lease()).await?;
-                    self.revoke(call, ours).await?;
-                    match theirs {
-                        Some(theirs) => place = theirs,
-                        None => self.drop_place(key),
-                    }
-                    if theirs.is_none() {
-                        continue 'enqueue;
-                    }
-                }
-                if look.is_first() {
-                    match self.granted(call, request, space, &look, place).await? {
-                        Some(lease) => return Ok(lease),
-                        None => {
-                            look = self.look(call, space, &queue, key).await?;
-                            continue;
-                        }
-                    }
-                }
-                let over = request.wait_until().is_none_or(|end| call.now() >= end);
-                if over {
-                    let base = look.base.as_ref().map_or(Ok(0), base_of)?;
-                    let holder = match &look.first {
-                        Some(first) => self.holder(call, first, base).await.unwrap_or(None),
-                        None => None,
-                    };
-                    self.leave(call, key).await?;
-                    let kind =
-                        if request.wait_until().is_some() { ErrorKind::WaitTimeout } else { ErrorKind::Held };
-                    return Err(Error::held_by(kind, holder));
-                }
-                // The place is gone: stand at the end of the queue again, with a new lease.
-                let Some(own) = &look.own else {
-                    self.leave(call, key).await?;
-                    continue 'enqueue;
-                };
-                if watched.is_none() {
-                    let before = self.predecessor(call, &queue, own.create_revision()).await?;
-                    let keys: Vec<String> = std::iter::once(key.to_owned()).chain(before).collect();
-                    let (stream, from) = self.watch(bound_of(call), &keys).await?;
-                    watched = Some(stream);
-                    loop {
-                        look = self.look(call, space, &queue, key).await?;
-                        if look.revision >= from {
-                            break;
-                        }
-                    }
-                    continue;
-                }
-                let fresh_until = place.sent.saturating_add(place.granted / 3);
-                let until = request.wait_until().map_or(fresh_until, |end| end.min(fresh_until));
-                if let Some(stream) = &mut watched {
-                    tokio::select! {
-                        _ = stream.message() => watched = None,
-                        () = call.clock().sleep_until(until) => {}
-                    }
-                }
-                if call.now() >= fresh_until {
-                    let sent = call.now();
-                    if !self.keep_alive(call, place.lease).await? {
-                        self.drop_place(key);
-                        continue 'enqueue;
-                    }
-                    place.sent = sent;
-                    self.keep(key, place);
-                }
-                look = self.look(call, space, &queue, key).await?;
-            }
+    /// Returns the key of what a lease is on: a place in a queue, or a membership.
+    fn key_of(&self, space: &Space, lease: &Lease) -> String {
+        let memberships = self.memberships.lock().unwrap_or_else(PoisonError::into_inner);
+        match memberships.get(&lease.owner) {
+            Some(key) => key.clone(),
+            None => space.place(&lease.name, &lease.owner),
         }
+    }
+
+    /// Says why a holding is over, and ends what is left of it.
+    async fn gone(&self, call: &Call, space: &Space, key: &str, lease: &Lease) -> Error {
+        let why = self.why(call, space, lease).await;
+        if let Some(place) =
+            self.place(key).filter(|place| place.held.is_some_and(|held| held.0 == lease.fence))
+        {
+            // A keep-alive may have prolonged a lease that carries nothing any more. If this fails, its TTL ends it.
+            if place.ours {
+                let _ = self.revoke(call, place.lease).await;
+            }
+            self.drop_place(key);
+        }
+        Error::lost(why)
     }
 }
 
 fn no_record() -> Error {
     Error::new(ErrorKind::Unavailable, "the namespace's record is gone")
-}
-
-/// Says whether a stopped leader of this version may end leases that were renewed elsewhere.
-///
-/// # Source
-/// etcd changelog 3.4.31, 3.5.13: "fix leases wrongly revoked by the leader".
-fn revokes_live_leases(version: &str) -> bool {
-    let mut parts = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().unwrap_or(0));
-    let mut next = || parts.next().unwrap_or(0);
-    match (next(), next(), next()) {
-        (3, 4, patch) => patch < 31,
-        (3, 5, patch) => patch < 13,
-        (major, minor, _) => (major, minor) < (3, 4),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn old_versions_are_known() {
-        for (version, old) in [
-            ("3.4.23", true),
-            ("3.4.31", false),
-            ("3.5.12", true),
-            ("3.5.13", false),
-            ("3.5.0-rc.1", true),
-            ("3.6.0", false),
-            ("3.3.27", true),
-        ] {
-            assert_eq!(revokes_live_leases(version), old, "{version}");
-        }
-    }
 }

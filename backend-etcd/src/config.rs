@@ -1,8 +1,35 @@
 //! How to reach the cluster.
 
-use std::{fmt, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use lockcore::backend::{Error, ErrorKind, Result};
+
+/// How a holder's lease is prolonged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Renewal {
+    /// By a keep-alive and a look at the own key: cheap, no write. Below 3.4.31 and 3.5.13 a leader that was stopped and
+    /// goes on may end the lease all the same, and may confirm a keep-alive that counts for nothing.
+    #[default]
+    KeepAlive,
+    /// By a new etcd lease that takes the place of the old one: two writes a renewal, which no leader of the past can undo
+    /// or confirm. For old servers, where the lock must survive such a pause.
+    Swap,
+}
+
+/// Files for `https://` endpoints; each is read when a connection is made, so what replaces it counts from the next one on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TlsFiles {
+    /// Certificates of the authorities that are trusted, PEM. Default: the system's.
+    pub ca_file: Option<PathBuf>,
+    /// The client's certificate, PEM. Default none.
+    pub cert_file: Option<PathBuf>,
+    /// The key of the client's certificate, PEM. Default none.
+    pub key_file: Option<PathBuf>,
+    /// The name that the members' certificates carry, where it is not the host of the endpoint. Default none.
+    pub server_name: Option<String>,
+}
 
 /// Says where the members are. `Debug` shows no password.
 ///
@@ -19,7 +46,8 @@ use lockcore::backend::{Error, ErrorKind, Result};
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct EtcdConfig {
-    /// Client addresses of the members, `http://host:port`. No default.
+    /// Client addresses of the members, `http://host:port`, or `https://` with the feature `tls`. All of one cluster: name
+    /// every voting member, so that no single one is missed. No default.
     pub endpoints: Vec<String>,
     /// The user. Default none.
     pub user: Option<String>,
@@ -29,6 +57,10 @@ pub struct EtcdConfig {
     pub connect_timeout: Duration,
     /// How often an open connection is probed, and how long the probe may take. Default 2 s.
     pub keep_alive: Duration,
+    /// How a holder's lease is prolonged. Default by keep-alives.
+    pub renewal: Renewal,
+    /// Files for `https://` endpoints.
+    pub tls: TlsFiles,
 }
 
 impl EtcdConfig {
@@ -40,6 +72,8 @@ impl EtcdConfig {
             password: None,
             connect_timeout: Duration::from_secs(2),
             keep_alive: Duration::from_secs(2),
+            renewal: Renewal::default(),
+            tls: TlsFiles::default(),
         }
     }
 
@@ -56,8 +90,18 @@ impl EtcdConfig {
         if self.endpoints.is_empty() {
             return bad("an etcd cluster needs at least one endpoint");
         }
-        if self.endpoints.iter().any(|e| e.starts_with("https:")) {
-            return bad("this version of the etcd backend speaks no TLS; use http://");
+        let is = |scheme: &str| self.endpoints.iter().filter(|e| e.starts_with(scheme)).count();
+        if is("http://") + is("https://") != self.endpoints.len() {
+            return bad("an endpoint of an etcd cluster begins with http:// or https://");
+        }
+        if is("https://") > 0 && !cfg!(feature = "tls") {
+            return bad("https:// needs the feature `tls` of lockcore-etcd, which is not compiled in");
+        }
+        if is("https://") == 0 && self.tls != TlsFiles::default() {
+            return bad("files for TLS are for https:// endpoints, and there is none");
+        }
+        if self.tls.cert_file.is_some() != self.tls.key_file.is_some() {
+            return bad("a client's certificate and its key go together");
         }
         if self.user.is_some() != self.password.is_some() {
             return bad("user and password of an etcd cluster go together");
@@ -69,6 +113,29 @@ impl EtcdConfig {
     }
 }
 
+#[cfg(feature = "tls")]
+impl TlsFiles {
+    /// Reads the files.
+    pub(crate) fn read(&self) -> std::io::Result<etcd_client::TlsOptions> {
+        let read = |path: &PathBuf| {
+            std::fs::read(path)
+                .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+        };
+        let mut options = etcd_client::TlsOptions::new();
+        options = match &self.ca_file {
+            Some(path) => options.ca_certificate(etcd_client::Certificate::from_pem(read(path)?)),
+            None => options.with_native_roots(),
+        };
+        if let (Some(cert), Some(key)) = (&self.cert_file, &self.key_file) {
+            options = options.identity(etcd_client::Identity::from_pem(read(cert)?, read(key)?));
+        }
+        if let Some(name) = &self.server_name {
+            options = options.domain_name(name);
+        }
+        Ok(options)
+    }
+}
+
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdConfig")
@@ -77,6 +144,30 @@ impl fmt::Debug for EtcdConfig {
             .field("password", &self.password.as_ref().map(|_| "***"))
             .field("connect_timeout", &self.connect_timeout)
             .field("keep_alive", &self.keep_alive)
+            .field("renewal", &self.renewal)
+            .field("tls", &self.tls)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_work_is_refused_before_any_request() {
+        let plain = EtcdConfig::new(["http://a:1"]);
+        plain.check().unwrap();
+        for bad in [
+            EtcdConfig::new([""; 0]),
+            EtcdConfig::new(["a:2379"]),
+            plain.clone().with(|c| c.user = Some("u".into())),
+            plain.clone().with(|c| c.keep_alive = Duration::ZERO),
+            plain.clone().with(|c| c.tls.ca_file = Some("/ca".into())),
+            EtcdConfig::new(["https://a:1"]).with(|c| c.tls.cert_file = Some("/cert".into())),
+        ] {
+            assert_eq!(bad.check().unwrap_err().kind(), ErrorKind::Misconfigured, "{bad:?}");
+        }
+        assert_eq!(EtcdConfig::new(["https://a:1"]).check().is_ok(), cfg!(feature = "tls"));
     }
 }

@@ -28,6 +28,44 @@ pub(crate) fn lease_exists(said: &Said) -> bool {
         if status.code() == Code::FailedPrecondition && status.message().contains("lease already exists"))
 }
 
+/// What a refusal tells of the credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Auth {
+    /// Nothing.
+    Silent,
+    /// The token is over, or older than a change of users and roles: a new one may do.
+    Stale,
+}
+
+/// Says whether a fresh token may help. Such a refusal comes before anything is done.
+pub(crate) fn auth_trouble(said: &Said) -> Auth {
+    let stale = match said {
+        Said::GRpcStatus(status) => {
+            let text = status.message();
+            text.contains("invalid auth token") || text.contains("revision of auth store is old")
+        }
+        // A watch is refused inside of its stream, and old servers do not tell an old token from a missing permission.
+        Said::WatchError(text) => text.contains("auth") || text.contains("permission denied"),
+        _ => false,
+    };
+    if stale { Auth::Stale } else { Auth::Silent }
+}
+
+/// Says whether the connection broke or could not be made, other than a member that said so in its own words.
+pub(crate) fn lost_connection(said: &Said) -> bool {
+    match said {
+        Said::GRpcStatus(status) => {
+            let transport = matches!(
+                status.code(),
+                Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal | Code::Aborted
+            );
+            transport && !status.message().contains("etcdserver")
+        }
+        Said::IoError(_) | Said::TransportError(_) => true,
+        _ => false,
+    }
+}
+
 /// Decides, arm by arm. What is not certainly a refusal may have been executed.
 ///
 /// # Source
@@ -42,6 +80,9 @@ fn sort(said: &Said) -> (ErrorKind, &'static str) {
         Said::EndpointError(_) | Said::EndpointsNotManaged => {
             (K::Misconfigured, "the endpoint cannot be used")
         }
+        Said::WatchError(_) if auth_trouble(said) == Auth::Stale => {
+            (K::Unauthorized, "the cluster refused the user a watch")
+        }
         Said::IoError(_) | Said::TransportError(_) => {
             (K::Unknown, "the connection was lost before an answer")
         }
@@ -53,6 +94,9 @@ fn grpc(status: &tonic::Status) -> (ErrorKind, &'static str) {
     use ErrorKind as K;
     let text = status.message();
     match status.code() {
+        Code::Unavailable if never_sent(status) && says(status, "invalid peer certificate") => {
+            (K::Misconfigured, "the member's certificate is not trusted")
+        }
         Code::Unavailable if never_sent(status) => (K::Unavailable, "the member cannot be reached"),
         Code::Unavailable if text.contains("no leader") => (K::Unavailable, "the member knows no leader"),
         Code::Unavailable if text.contains("not capable") || text.contains("learner") => {
@@ -67,6 +111,9 @@ fn grpc(status: &tonic::Status) -> (ErrorKind, &'static str) {
         Code::InvalidArgument if text.contains("auth") || text.contains("user name is empty") => {
             (K::Unauthorized, "the cluster refused the credentials")
         }
+        Code::FailedPrecondition if text.contains("authentication is not enabled") => {
+            (K::Misconfigured, "the cluster has no users; leave user and password out")
+        }
         Code::OutOfRange | Code::InvalidArgument => (K::Invalid, "the cluster refused the request"),
         Code::NotFound | Code::FailedPrecondition => {
             (K::Unavailable, "the cluster refused the request as things stand")
@@ -77,14 +124,15 @@ fn grpc(status: &tonic::Status) -> (ErrorKind, &'static str) {
 }
 
 fn never_sent(status: &tonic::Status) -> bool {
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        if error.is::<tonic::ConnectError>() {
-            return true;
-        }
-        source = error.source();
-    }
-    false
+    causes(status).any(|cause| cause.is::<tonic::ConnectError>())
+}
+
+fn says(status: &tonic::Status, text: &str) -> bool {
+    causes(status).any(|cause| cause.to_string().contains(text))
+}
+
+fn causes(status: &tonic::Status) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(std::error::Error::source(status), |cause| cause.source())
 }
 
 #[cfg(test)]
@@ -110,10 +158,67 @@ mod tests {
                 "etcdserver: authentication failed, invalid user ID or password",
                 Unauthorized,
             ),
+            (Code::InvalidArgument, "etcdserver: revision of auth store is old", Unauthorized),
+            (Code::Unauthenticated, "etcdserver: invalid auth token", Unauthorized),
+            (Code::FailedPrecondition, "etcdserver: authentication is not enabled", Misconfigured),
+            (Code::FailedPrecondition, "etcdserver: lease already exists", Unavailable),
+            (Code::NotFound, "etcdserver: requested lease not found", Unavailable),
+            (Code::Unavailable, "etcdserver: rpc not supported for learner", Unavailable),
+            (Code::Unavailable, "etcdserver: not capable", Unavailable),
+            (Code::Unavailable, "etcdserver: server stopped", Unknown),
+            (Code::Unavailable, "etcdserver: leader changed", Unknown),
+            (
+                Code::Unavailable,
+                "etcdserver: request timed out, possibly due to previous leader failure",
+                Unknown,
+            ),
+            (Code::Cancelled, "operation was canceled", Unknown),
+            (Code::Unimplemented, "unknown service etcdserverpb.KV", Misconfigured),
             (Code::OutOfRange, "etcdserver: too large lease TTL", Invalid),
+            (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted", Invalid),
+            (Code::DataLoss, "etcdserver: corrupt cluster", Unknown),
         ] {
             let said = error(Said::GRpcStatus(tonic::Status::new(code, text)));
             assert_eq!(said.kind(), kind, "{code:?} {text}");
         }
+        for (said, kind) in [
+            (Said::IoError(std::io::ErrorKind::ConnectionReset.into()), Unknown),
+            (Said::Internal("it went away".into()), Unknown),
+            (Said::LeaseKeepAliveError("channel closed".into()), Unknown),
+            (Said::WatchError("failed to create".into()), Unknown),
+            (Said::WatchError("etcdserver: permission denied".into()), Unauthorized),
+            (Said::InvalidArgs("empty endpoints".into()), Misconfigured),
+            (Said::EndpointsNotManaged, Misconfigured),
+        ] {
+            let text = said.to_string();
+            assert_eq!(error(said).kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_the_words_of_a_stale_token_ask_for_a_new_one() {
+        let status = |code, text: &str| Said::GRpcStatus(tonic::Status::new(code, text));
+        for said in [
+            status(Code::InvalidArgument, "etcdserver: revision of auth store is old"),
+            status(Code::Unauthenticated, "etcdserver: invalid auth token"),
+        ] {
+            assert_eq!(auth_trouble(&said), Auth::Stale, "{said}");
+        }
+        let wrong =
+            status(Code::InvalidArgument, "etcdserver: authentication failed, invalid user ID or password");
+        assert_eq!(auth_trouble(&wrong), Auth::Silent);
+        assert_eq!(
+            auth_trouble(&status(Code::PermissionDenied, "etcdserver: permission denied")),
+            Auth::Silent
+        );
+    }
+
+    #[test]
+    fn a_member_that_says_no_in_its_own_words_is_no_broken_connection() {
+        let status = |code, text: &str| Said::GRpcStatus(tonic::Status::new(code, text));
+        assert!(lost_connection(&status(Code::Unknown, "transport error")));
+        assert!(lost_connection(&status(Code::Unavailable, "http2 error")));
+        assert!(!lost_connection(&status(Code::Unavailable, "etcdserver: no leader")));
+        assert!(!lost_connection(&status(Code::PermissionDenied, "etcdserver: permission denied")));
     }
 }

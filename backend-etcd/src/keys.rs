@@ -44,6 +44,16 @@ impl Space {
         self.place(name, owner).replacen("/q/", "/broken/", 1)
     }
 
+    /// The record of a migration's phases.
+    pub(crate) fn phase(&self) -> String {
+        format!("{}phase", self.0)
+    }
+
+    /// A membership in a phase.
+    pub(crate) fn member(&self, phase: &LockName, owner: &Owner) -> String {
+        self.place(phase, owner).replacen("/q/", "/member/", 1)
+    }
+
     /// Reads the name out of the key of a place.
     pub(crate) fn name_of(&self, key: &[u8]) -> Option<LockName> {
         let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.places())?;

@@ -18,12 +18,21 @@ mod connector;
 mod error;
 mod exchange;
 mod keys;
+mod leases;
+mod phase;
+mod preflight;
 mod steps;
+mod wait;
 
-pub use config::EtcdConfig;
+pub use config::{EtcdConfig, Renewal, TlsFiles};
 #[cfg(feature = "config")]
 pub use connector::Etcd;
 pub use steps::EtcdBackend;
+
+#[cfg(test)]
+extern crate self as lockcore_etcd;
+#[cfg(test)]
+mod tests;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -2,21 +2,21 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError, atomic::AtomicU64},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use etcd_client::{
-    Compare, CompareOp, GetOptions, KeyValue, LeaseGrantOptions, PutOptions, SortOrder, SortTarget, Txn,
-    TxnOp, TxnOpResponse, WatchFilterType, WatchOptions, WatchStream,
+    Compare, CompareOp, Error as Said, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+    TxnOpResponse, WatchFilterType, WatchOptions, WatchStream,
 };
 use lockcore::backend::*;
 
 use crate::{
-    config::EtcdConfig,
-    error::lease_exists,
-    exchange::Members,
+    config::{EtcdConfig, Renewal},
+    exchange::{Members, Post, Repeat},
     keys::{Space, owner_of},
+    leases::{Leases, Place},
 };
 
 /// Leaves room for create revisions above any floor.
@@ -25,9 +25,6 @@ const FLOOR_LIMIT: i64 = 1 << 62;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// What an exchange may take where the call has less left; lockcore drops a call that overstays.
 const LEAST_PATIENCE: Duration = Duration::from_millis(500);
-/// How much longer than two TTLs a place stays in the table.
-const GRACE: Duration = Duration::from_secs(60);
-
 /// Locks on an etcd cluster.
 ///
 /// # Units
@@ -35,17 +32,26 @@ const GRACE: Duration = Duration::from_secs(60);
 pub struct EtcdBackend {
     pub(crate) members: Members,
     /// By key: which lease carries a place. On a miss the record tells.
-    places: Mutex<Places>,
+    pub(crate) leases: Arc<Mutex<Leases>>,
     /// By namespace: what this process saw of its base.
     spaces: Mutex<HashMap<String, Met>>,
-    /// What the server grants at least, in seconds.
-    pub(crate) least_ttl: AtomicU64,
+    /// Memberships of this process in phases of a migration, by owner.
+    pub(crate) memberships: Arc<Mutex<HashMap<Owner, String>>>,
+    pub(crate) known: Arc<Mutex<Known>>,
+    /// Leases to draw next, the last first.
+    #[cfg(test)]
+    pub(crate) draws: Mutex<Vec<i64>>,
 }
 
-#[derive(Default)]
-struct Places {
-    by_key: HashMap<String, Place>,
-    sweep_at: usize,
+/// What a preflight learnt of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    /// What the server grants at least.
+    pub(crate) least_ttl: Duration,
+    /// A stopped leader that goes on may end live leases.
+    pub(crate) revokes_live_leases: bool,
+    /// One voting member alone.
+    pub(crate) alone: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,25 +65,13 @@ struct Met {
     high: i64,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// Carries this one place and no other, ever.
-    pub(crate) lease: i64,
-    pub(crate) granted: Duration,
-    /// The last request that is known to have set the lease's whole TTL.
-    pub(crate) sent: Moment,
-    /// The grant of the lease was answered.
-    pub(crate) alive: bool,
-    /// The fence and the create revision under which the lock was granted.
-    pub(crate) held: Option<(Fence, i64)>,
-}
-
-/// One state of the cluster: own place, first place, the place before the own, base.
+/// One state of the cluster: own place, first place, base, and the place before the own if that was asked for.
 pub(crate) struct Look {
     pub(crate) revision: i64,
     pub(crate) own: Option<KeyValue>,
     pub(crate) first: Option<KeyValue>,
     pub(crate) base: Option<KeyValue>,
+    pub(crate) before: Option<String>,
 }
 
 impl Look {
@@ -88,12 +82,18 @@ impl Look {
 
 impl std::fmt::Debug for EtcdBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).by_key.len();
         f.debug_struct("EtcdBackend")
             .field("members", &self.members)
-            .field("places", &places)
+            .field("places", &self.places())
             .finish_non_exhaustive()
     }
+}
+
+/// A watch, the connection it is on, and the revision from which on it misses nothing.
+pub(crate) struct Watched {
+    pub(crate) stream: WatchStream,
+    pub(crate) post: Post,
+    pub(crate) from: i64,
 }
 
 impl EtcdBackend {
@@ -103,32 +103,41 @@ impl EtcdBackend {
     /// `Misconfigured`: the configuration cannot work.
     pub fn lazy(config: EtcdConfig) -> Result<Self> {
         config.check()?;
+        let known = Known { least_ttl: Duration::from_secs(1), revokes_live_leases: false, alone: false };
         Ok(Self {
             members: Members::new(config),
-            places: Mutex::default(),
+            leases: Arc::default(),
             spaces: Mutex::default(),
-            least_ttl: AtomicU64::new(1),
+            memberships: Arc::default(),
+            known: Arc::new(Mutex::new(known)),
+            #[cfg(test)]
+            draws: Mutex::default(),
         })
     }
 
-    pub(crate) fn place(&self, key: &str) -> Option<Place> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).by_key.get(key).copied()
-    }
-
-    pub(crate) fn keep(&self, key: &str, place: Place) {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.by_key.insert(key.to_owned(), place);
-        if places.by_key.len() >= places.sweep_at {
-            // The server ended these by itself; a late look at one reads the record.
-            let now = place.sent;
-            let over = |p: &Place| p.sent.saturating_add(p.granted * 2 + GRACE) < now;
-            places.by_key.retain(|_, p| !over(p));
-            places.sweep_at = (2 * places.by_key.len()).max(64);
+    /// Makes one with connections of its own, which knows the same leases.
+    pub(crate) fn beside(&self) -> Self {
+        Self {
+            members: Members::new(self.members.config().clone()),
+            leases: self.leases.clone(),
+            spaces: Mutex::default(),
+            memberships: self.memberships.clone(),
+            known: self.known.clone(),
+            #[cfg(test)]
+            draws: Mutex::default(),
         }
     }
 
-    pub(crate) fn drop_place(&self, key: &str) {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).by_key.remove(key);
+    pub(crate) fn known(&self) -> Known {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn least_seconds(&self) -> i64 {
+        i64::try_from(self.known().least_ttl.as_secs()).unwrap_or(1)
+    }
+
+    pub(crate) fn swaps(&self) -> bool {
+        self.members.config().renewal == Renewal::Swap
     }
 
     /// Remembers the base that stood at a revision, and that fences up to the one of `newest` may be out.
@@ -147,94 +156,40 @@ impl EtcdBackend {
         met.high = met.high.max(base.saturating_add(newest));
     }
 
-    pub(crate) async fn txn(&self, call: &Call, txn: Txn) -> Result<(bool, i64, Vec<TxnOpResponse>)> {
+    /// Sends a transaction that changes something.
+    pub(crate) async fn txn(&self, call: &Call, txn: Txn) -> Result<Answered> {
+        let gone = || Error::new(ErrorKind::Unavailable, "the lease ended before the request arrived");
+        self.txn_or_gone(call, txn, Repeat::Never).await?.ok_or_else(gone)
+    }
+
+    /// Sends a transaction that only looks.
+    pub(crate) async fn txn_freely(&self, call: &Call, txn: Txn) -> Result<Answered> {
+        let odd = || Error::new(ErrorKind::Unavailable, "the cluster refused a look");
+        self.txn_or_gone(call, txn, Repeat::Freely).await?.ok_or_else(odd)
+    }
+
+    /// Sends a transaction; `None`: a lease it names is gone, so nothing was done.
+    pub(crate) async fn txn_or_gone(
+        &self,
+        call: &Call,
+        txn: Txn,
+        repeat: Repeat,
+    ) -> Result<Option<Answered>> {
         let before = self.members.seen();
         let answer = self
             .members
-            .ask(bound_of(call), |client| async move { client.kv_client().txn(txn).await })
-            .await?
-            .map_err(|_| Error::new(ErrorKind::Unavailable, "the lease ended before the request arrived"))?;
-        let revision = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
-        if revision < before {
-            // Only a restore takes back what was seen before the request left.
-            self.members.begin_life(revision);
+            .ask(bound_of(call), repeat, |client| {
+                let txn = txn.clone();
+                async move { client.kv_client().txn(txn).await }
+            })
+            .await?;
+        let Ok(answer) = answer else { return Ok(None) };
+        let header = answer.header();
+        let (revision, term) = header.map_or((0, 0), |header| (header.revision(), header.raft_term()));
+        if !self.members.saw(before, revision, term) {
             return Err(Error::new(ErrorKind::Unknown, "the cluster went back to an earlier revision"));
         }
-        self.members.sees(revision);
-        Ok((answer.succeeded(), revision, answer.op_responses()))
-    }
-
-    pub(crate) async fn revoke(&self, call: &Call, lease: i64) -> Result<bool> {
-        let answer = self
-            .members
-            .ask(bound_of(call), |client| async move { client.lease_client().revoke(lease).await })
-            .await?;
-        Ok(answer.is_ok())
-    }
-
-    /// Renews a lease by a stream of its own, so no answer to another request is taken for this one's.
-    pub(crate) async fn keep_alive(&self, call: &Call, lease: i64) -> Result<bool> {
-        let answer =
-            self.members
-                .ask(bound_of(call), |client| async move {
-                    client.lease_client().keep_alive(lease).await.map(drop)
-                })
-                .await?;
-        Ok(answer.is_ok())
-    }
-
-    /// Grants the lease of a place; asking again after no answer is the same grant.
-    pub(crate) async fn grant(
-        &self,
-        call: &Call,
-        key: &str,
-        ttl: Duration,
-        began: Option<Moment>,
-    ) -> Result<Place> {
-        let seconds = whole_seconds(ttl);
-        loop {
-            let known = self.place(key);
-            if let Some(place) = known.filter(|p| p.alive) {
-                // Asking again for what was granted prolongs nothing.
-                if place.held.is_some() && call.now() < place.sent.saturating_add(place.granted / 2) {
-                    return Ok(place);
-                }
-                let sent = call.now();
-                if self.keep_alive(call, place.lease).await? {
-                    let place = Place { sent, ..place };
-                    self.keep(key, place);
-                    return Ok(place);
-                }
-                self.drop_place(key);
-                continue;
-            }
-            let sent = began.unwrap_or_else(|| call.now());
-            let lease = known.map_or_else(random_lease, |place| Ok(place.lease))?;
-            let granted = Duration::from_secs(seconds.unsigned_abs());
-            let place = Place { lease, granted, sent, alive: false, held: None };
-            self.keep(key, place);
-            let options = LeaseGrantOptions::new().with_id(lease);
-            let answer = self
-                .members
-                .ask(bound_of(call), |client| async move {
-                    client.lease_client().grant(seconds, Some(options)).await
-                })
-                .await?;
-            match answer {
-                Ok(answer) => {
-                    let granted = Duration::from_secs(answer.ttl().max(1).unsigned_abs());
-                    let place = Place { granted, alive: true, ..place };
-                    self.keep(key, place);
-                    return Ok(place);
-                }
-                // An earlier copy of this grant came through; the next turn renews it, which also dates it.
-                Err(said) if lease_exists(&said) && known.is_some() => {
-                    self.keep(key, Place { alive: true, ..place });
-                }
-                // Somebody else's: choose another.
-                Err(_) => self.drop_place(key),
-            }
-        }
+        Ok(Some((answer.succeeded(), revision, answer.op_responses())))
     }
 
     /// Brings the base up to the clock, once in each life of the cluster that this process sees; returns it.
@@ -254,7 +209,7 @@ impl EtcdBackend {
             }
             let one = GetOptions::new().with_prefix().with_limit(1).with_keys_only();
             let ops = [TxnOp::get(key.clone(), None), TxnOp::get(space.places(), Some(one))];
-            let (_, revision, answers) = self.txn(call, Txn::new().and_then(ops)).await?;
+            let (_, revision, answers) = self.txn_freely(call, Txn::new().and_then(ops)).await?;
             let record = range(&answers, 0).into_iter().next();
             let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
             let clock = i64::try_from(micros).unwrap_or(0).saturating_sub(revision);
@@ -310,14 +265,32 @@ impl EtcdBackend {
 
     /// Takes one snapshot, ordered behind every write before it.
     pub(crate) async fn look(&self, call: &Call, space: &Space, queue: &str, key: &str) -> Result<Look> {
-        let mut not_taken = vec![TxnOp::delete(space.nothing(), None)];
-        not_taken.extend(Self::gets(space, queue, key));
-        let txn = Txn::new()
-            .when([Compare::create_revision(key, CompareOp::Greater, 0)])
-            .and_then(Self::gets(space, queue, key))
-            .or_else(not_taken);
-        let (found, revision, answers) = self.txn(call, txn).await?;
-        Ok(self.read_look(space, revision, &answers, usize::from(!found)))
+        self.look_before(call, space, queue, key, 0).await
+    }
+
+    /// Takes one snapshot with the last place before create revision `r` in it.
+    pub(crate) async fn look_before(
+        &self,
+        call: &Call,
+        space: &Space,
+        queue: &str,
+        key: &str,
+        r: i64,
+    ) -> Result<Look> {
+        let mut gets = Self::gets(space, queue, key);
+        if r > 0 {
+            let before = GetOptions::new()
+                .with_prefix()
+                .with_max_create_revision(r - 1)
+                .with_sort(SortTarget::Create, SortOrder::Descend)
+                .with_limit(1)
+                .with_keys_only();
+            gets.push(TxnOp::get(queue, Some(before)));
+        }
+        // The deletion of a key that never exists makes this an entry of the log, and no new revision.
+        let ops: Vec<_> = std::iter::once(TxnOp::delete(space.nothing(), None)).chain(gets).collect();
+        let (_, revision, answers) = self.txn_freely(call, Txn::new().and_then(ops)).await?;
+        Ok(self.read_look(space, revision, &answers, 1))
     }
 
     pub(crate) fn read_look(
@@ -328,7 +301,8 @@ impl EtcdBackend {
         from: usize,
     ) -> Look {
         let one = |at| range(answers, from + at).into_iter().next();
-        let look = Look { revision, own: one(0), first: one(1), base: one(2) };
+        let before = one(3).map(|kv| String::from_utf8_lossy(kv.key()).into_owned());
+        let look = Look { revision, own: one(0), first: one(1), base: one(2), before };
         if let Some(base) = look.base.as_ref().and_then(|record| base_of(record).ok()) {
             self.saw(space, base, revision, revision);
         }
@@ -374,22 +348,29 @@ impl EtcdBackend {
                     Compare::mod_revision(space.base(), CompareOp::Equal, record.mod_revision()),
                 ])
                 .and_then(puts);
-            let (done, revision, _) = self.txn(call, txn).await?;
+            let key = String::from_utf8_lossy(own.key());
+            let naming = self.naming(&key);
+            let answer = self.txn(call, txn).await;
+            if let Some(naming) = naming {
+                naming.settle(&answer);
+            }
+            let (done, revision, _) = answer?;
             if !done {
                 return Ok(None);
             }
             self.saw(space, target, revision, r);
         }
         let fence = fence(target, r)?;
-        self.keep(&String::from_utf8_lossy(own.key()), Place { held: Some((fence, r)), ..place });
+        let held = Place { held: Some((fence, r)), queued: true, ..place };
+        self.keep(&String::from_utf8_lossy(own.key()), held);
         request.granted(call, place.sent, place.granted, fence).map(Some)
     }
 
-    /// Watches keys from now on; returns the revision from which on nothing is missed.
-    pub(crate) async fn watch(&self, bound: Duration, keys: &[String]) -> Result<(WatchStream, i64)> {
-        let keys = keys.to_vec();
-        self.members
-            .ask(bound, |client| async move {
+    /// Watches keys from now on.
+    pub(crate) async fn watch(&self, bound: Duration, keys: &[String]) -> Result<Watched> {
+        let (post, made) = self
+            .members
+            .ask_at(bound, Repeat::Freely, |client| async move {
                 let options = || Some(WatchOptions::new().with_filters([WatchFilterType::NoPut]));
                 let mut stream = client.watch_client().watch(keys[0].clone(), options()).await?;
                 for key in &keys[1..] {
@@ -397,98 +378,30 @@ impl EtcdBackend {
                 }
                 let (mut from, mut made) = (0, 0);
                 while made < keys.len() {
-                    let Some(message) = stream.message().await? else { break };
+                    let Some(message) = stream.message().await? else {
+                        return Err(Said::WatchError("the stream ended before it began".into()));
+                    };
                     made += usize::from(message.created());
                     from = message.header().map_or(0, etcd_client::ResponseHeader::revision).max(from);
-                    if message.canceled() || !message.events().is_empty() {
+                    if message.canceled() {
+                        let reason = message.cancel_reason();
+                        return Err(Said::WatchError(format!("canceled: {reason}")));
+                    }
+                    if !message.events().is_empty() {
                         break;
                     }
                 }
                 Ok((stream, from))
             })
-            .await?
-            .map_err(crate::error::error)
-    }
-
-    pub(crate) async fn predecessor(&self, call: &Call, queue: &str, r: i64) -> Result<Option<String>> {
-        let options = GetOptions::new()
-            .with_prefix()
-            .with_max_create_revision(r - 1)
-            .with_sort(SortTarget::Create, SortOrder::Descend)
-            .with_limit(1)
-            .with_keys_only();
-        let (_, _, answers) = self.txn(call, Txn::new().and_then([TxnOp::get(queue, Some(options))])).await?;
-        Ok(range(&answers, 0).first().map(|kv| String::from_utf8_lossy(kv.key()).into_owned()))
-    }
-
-    async fn record(&self, call: &Call, key: &str) -> Result<Option<KeyValue>> {
-        let (_, _, answers) = self.txn(call, Txn::new().and_then([TxnOp::get(key, None)])).await?;
-        Ok(range(&answers, 0).into_iter().next())
-    }
-
-    /// Returns the etcd lease and the create revision of this very holding, by the table or the record.
-    pub(crate) async fn holding(&self, call: &Call, key: &str, lease: &Lease) -> Result<Option<(i64, i64)>> {
-        if let Some(place) = self.place(key)
-            && let Some((fence, r)) = place.held
-        {
-            return Ok((fence == lease.fence).then_some((place.lease, r)));
-        }
-        let Some(record) = self.record(call, key).await? else { return Ok(None) };
-        let r = record.create_revision();
-        let noted = read_value(record.value()).0.and_then(|base| fence(base, r).ok());
-        Ok((noted == Some(lease.fence)).then_some((record.lease(), r)))
-    }
-
-    /// Renews an etcd lease and learns what it was granted, for a place that the table may not know.
-    pub(crate) async fn adopt(&self, call: &Call, key: &str, lease: i64) -> Result<Option<Place>> {
-        let known = self.place(key).filter(|place| place.lease == lease);
-        let granted = match known.filter(|place| place.alive) {
-            Some(place) => place.granted,
-            None => {
-                let answer = self
-                    .members
-                    .ask(bound_of(call), |client| async move {
-                        client.lease_client().time_to_live(lease, None).await
-                    })
-                    .await?;
-                match answer {
-                    Ok(answer) if answer.ttl() > 0 => {
-                        Duration::from_secs(answer.granted_ttl().unsigned_abs())
-                    }
-                    _ => return Ok(None),
-                }
-            }
-        };
-        let sent = call.now();
-        if !self.keep_alive(call, lease).await? {
-            return Ok(None);
-        }
-        let held = known.and_then(|place| place.held);
-        let place = Place { lease, granted, sent, alive: true, held };
-        self.keep(key, place);
-        Ok(Some(place))
-    }
-
-    /// Returns the lease of a place, whoever holds it.
-    pub(crate) async fn lease_of(&self, call: &Call, key: &str) -> Result<Option<i64>> {
-        if let Some(place) = self.place(key) {
-            return Ok(Some(place.lease));
-        }
-        Ok(self.record(call, key).await?.map(|record| record.lease()))
-    }
-
-    /// Ends the lease of a place, and with it the place, also one that a late request would make.
-    pub(crate) async fn leave(&self, call: &Call, key: &str) -> Result<bool> {
-        let Some(lease) = self.lease_of(call, key).await? else { return Ok(false) };
-        let gone = self.revoke(call, lease).await?;
-        self.drop_place(key);
-        Ok(gone)
+            .await?;
+        let (stream, from) = made.map_err(crate::error::error)?;
+        Ok(Watched { stream, post, from })
     }
 
     /// Says why a holding is over, from the mark that a break leaves on the broken lease.
     pub(crate) async fn why(&self, call: &Call, space: &Space, lease: &Lease) -> LostReason {
-        let mark = self.record(call, &space.mark(&lease.name, &lease.owner)).await.ok().flatten();
-        let noted = mark.and_then(|mark| std::str::from_utf8(mark.value()).ok()?.parse::<Fence>().ok());
+        let mark = self.value(call, &space.mark(&lease.name, &lease.owner)).await.ok().flatten();
+        let noted = mark.and_then(|mark| std::str::from_utf8(&mark).ok()?.parse::<Fence>().ok());
         if noted == Some(lease.fence) { LostReason::Broken } else { LostReason::Taken }
     }
 
@@ -496,10 +409,9 @@ impl EtcdBackend {
         let (Some(owner), lease) = (owner_of(first.key()), first.lease()) else { return Ok(None) };
         let left = self
             .members
-            .ask(
-                bound_of(call),
-                |client| async move { client.lease_client().time_to_live(lease, None).await },
-            )
+            .ask(bound_of(call), Repeat::Freely, move |client| async move {
+                client.lease_client().time_to_live(lease, None).await
+            })
             .await?
             // The server tells whole seconds, rounded down; what is left is less than one more.
             .map_or(0, |answer| (answer.ttl().max(-1) + 1).min(answer.granted_ttl()));
@@ -511,6 +423,9 @@ impl EtcdBackend {
         Ok(Some(holder.with(|h| h.label = label)))
     }
 }
+
+/// Whether the compares held, the revision, and the answers.
+pub(crate) type Answered = (bool, i64, Vec<TxnOpResponse>);
 
 /// Bounds one exchange. A wait that just ended still has this long to be answered and to leave the queue.
 pub(crate) fn bound_of(call: &Call) -> Duration {
@@ -536,18 +451,6 @@ pub(crate) fn base_of(record: &KeyValue) -> Result<i64> {
 
 pub(crate) fn fence(base: i64, revision: i64) -> Result<Fence> {
     Fence::new(base.saturating_add(revision))
-}
-
-pub(crate) fn whole_seconds(ttl: Duration) -> i64 {
-    let up = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
-    i64::try_from(up.max(1)).unwrap_or(i64::MAX)
-}
-
-pub(crate) fn random_lease() -> Result<i64> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes)
-        .map_err(|_| Error::new(ErrorKind::Unavailable, "the system gave no random numbers"))?;
-    Ok((i64::from_le_bytes(bytes) & i64::MAX).max(1))
 }
 
 /// Returns the smallest base under which a place of create revision `r` has a fence above the floor.

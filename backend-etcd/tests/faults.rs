@@ -168,6 +168,7 @@ async fn six_clients_hand_a_lock_off_three_hundred_times_with_growing_fences() {
     }
     for client in clients {
         let backend = client.await.unwrap();
+        backend.close().await;
         assert!(format!("{backend:?}").contains("places: 0"), "{backend:?}");
     }
     assert_eq!(server.places().await, [""; 0]);
@@ -204,6 +205,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing_once_abandoned() {
     assert!(longest > 4, "several exchanges were cut");
     backend.release(&call(), &held).await.unwrap();
     eventually("no place is left", async || server.places().await.is_empty()).await;
+    backend.close().await;
     eventually("no lease is left", async || server.leases().await == 0).await;
     let next = backend.acquire(&call(), &request("d")).await.unwrap();
     backend.release(&call(), &next).await.unwrap();

@@ -3,12 +3,15 @@
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use lockcore::backend::*;
-use redis::Value;
 
 use crate::{
-    config::RedisConfig,
-    connection::{self, Connection, Learnt, Link, connecting},
+    config::{Address, RedisConfig},
+    connection::connecting,
+    greeting::Learnt,
     operations::Operations,
+    preflight,
+    replicas::Wait,
+    road::Road,
     wait::{Pushes, Waiter},
     wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, Record, Renewal, Standing},
 };
@@ -16,13 +19,11 @@ use crate::{
 pub(crate) const BACKEND: &str = "redis";
 const TTL_STEP: Duration = Duration::from_millis(1);
 const RENEW_BATCH: usize = 512;
-const LIST_PAGE: usize = 1000;
-/// How many keys one step of a scan looks at: a fraction of a millisecond of the server's time.
-const SCAN_STEP: usize = 1000;
 /// So close to the end of a wait, no answer would come in time.
 const TOO_LATE: Duration = Duration::from_millis(2);
 
-/// Locks on one Redis or Valkey server.
+/// Locks on Redis or Valkey, where one server decides about each lock: a single one, the master that Sentinels watch, or
+/// the nodes of a Cluster. [`RedlockBackend`](crate::RedlockBackend) is for several that decide together.
 ///
 /// # Shape
 /// Three keys a lock under one hash tag; see the README.
@@ -48,8 +49,8 @@ const TOO_LATE: Duration = Duration::from_millis(2);
 /// # }
 /// ```
 pub struct RedisBackend {
-    config: RedisConfig,
-    connection: Connection,
+    config: Arc<RedisConfig>,
+    road: Road,
     pushes: Pushes,
     operations: Arc<Operations>,
     learnt: Arc<Learnt>,
@@ -63,8 +64,7 @@ impl RedisBackend {
     /// `Unauthorized`: the credentials were refused. `Unavailable`: it cannot be reached, or is a replica.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let backend = Self::lazy(config)?;
-        let patience = backend.config.connect_timeout.saturating_add(Duration::from_millis(100));
-        backend.connection.connect(patience, Arc::new(BootClock)).await.map_err(connecting)?;
+        backend.road.connect(&backend.config, Arc::new(BootClock)).await.map_err(connecting)?;
         Ok(backend)
     }
 
@@ -73,13 +73,13 @@ impl RedisBackend {
     /// # Errors
     /// `Misconfigured`: the configuration cannot work.
     pub fn lazy(config: RedisConfig) -> Result<Self> {
-        Self::sharing(config, Arc::default(), Arc::default())
+        Self::sharing(Arc::new(config), Arc::default(), Arc::default())
     }
 
-    fn sharing(config: RedisConfig, operations: Arc<Operations>, learnt: Arc<Learnt>) -> Result<Self> {
+    fn sharing(config: Arc<RedisConfig>, operations: Arc<Operations>, learnt: Arc<Learnt>) -> Result<Self> {
         config.check().map_err(connecting)?;
         Ok(Self {
-            connection: Connection::new(config.clone(), learnt.clone()),
+            road: Road::new(&config, &learnt),
             pushes: Pushes::new(&config),
             operations,
             learnt,
@@ -91,8 +91,10 @@ impl RedisBackend {
     async fn attempt(&self, call: &Call, request: &AcquireRequest, keys: &Keys) -> Result<Attempt> {
         let owner = request.owner();
         let mut corrected = false;
+        let mut trip = self.road.to(&keys.lock);
         loop {
-            let link = self.connection.link(call).await?;
+            let waits = trip.demand().is_some();
+            let link = trip.link(call, waits).await?;
             // No copy of a request runs after the call, nor after the end of the lease that an earlier copy of this
             // acquisition may have made: it would be a second grant of it.
             let now = call.now();
@@ -113,13 +115,17 @@ impl RedisBackend {
                 label: request.label(),
             };
             self.operations.sends(owner, now, request.ttl(), not_after);
-            let answer = wire::acquire(&link, call, keys, &ask).await;
+            let answer = wire::acquire(&mut trip, call, keys, &ask).await;
             if !matches!(&answer, Err(error) if !error.kind().had_no_effect()) {
                 self.operations.answered(owner);
             }
-            let (sent, acquired) = answer?;
+            // It was sent on to another server, whose clock is another.
+            let Some((sent, acquired)) = answer? else { continue };
             return match acquired {
-                Acquired::Ours { fence, left } => {
+                Acquired::Ours { fence, short: Some(short), .. } => {
+                    Err(self.take_back(call, request, keys, fence, &short).await)
+                }
+                Acquired::Ours { fence, left, short: None } => {
                     request.granted(call, sent, left, fence).map(Attempt::Granted)
                 }
                 Acquired::Held { record, left, us } => Ok(Attempt::Held {
@@ -141,6 +147,30 @@ impl RedisBackend {
                     Err(Error::new(ErrorKind::Unavailable, "this acquisition was given up before it arrived"))
                 }
             };
+        }
+    }
+
+    /// Takes back a grant that too few replicas have; returns what is to be said.
+    async fn take_back(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Keys,
+        fence: Fence,
+        short: &Error,
+    ) -> Error {
+        let owner = request.owner();
+        let in_doubt = self.operations.in_doubt(owner);
+        let mut trip = self.road.to(&keys.lock);
+        match wire::release(&mut trip, call, keys, owner, fence, in_doubt).await {
+            Ok(_) => {
+                let kind = if short.kind().had_no_effect() { short.kind() } else { ErrorKind::Unavailable };
+                Error::new(kind, format!("{}; the grant was taken back", short.message()))
+            }
+            Err(_) => Error::new(
+                ErrorKind::Unknown,
+                format!("{}, and taking the grant back was not confirmed", short.message()),
+            ),
         }
     }
 
@@ -202,10 +232,11 @@ impl RedisBackend {
     /// Makes sure that nothing of an acquisition is left, or adopts what was granted.
     async fn settle(&self, call: &Call, request: &AcquireRequest, adopt: bool) -> Result<Option<Lease>> {
         let owner = request.owner();
-        let link = self.connection.link(call).await?;
         let keys = Keys::new(call.namespace(), request.name());
         let in_doubt = self.operations.in_doubt(owner);
-        let (sent, found) = wire::cancel(&link, call, &keys, owner, adopt, in_doubt, request.ttl()).await?;
+        let mut trip = self.road.to(&keys.lock);
+        let (sent, found) =
+            wire::cancel(&mut trip, call, &keys, owner, adopt, in_doubt, request.ttl()).await?;
         match found {
             // It stays in doubt: a copy may still be under way, and its release has to know.
             Some((fence, left)) => request.granted(call, sent, left, fence).map(Some),
@@ -215,38 +246,16 @@ impl RedisBackend {
             }
         }
     }
-
-    /// Takes one step over the keys of a pattern: the next cursor, unless it is the end, and keys, some perhaps twice.
-    async fn scan(
-        &self,
-        link: &Link,
-        call: &Call,
-        pattern: &str,
-        cursor: &[u8],
-    ) -> Result<(Option<Vec<u8>>, Vec<Vec<u8>>)> {
-        if call.remaining().is_zero() {
-            return Err(Error::new(ErrorKind::Unavailable, "the call was over before all keys were seen"));
-        }
-        let mut command = redis::cmd("SCAN");
-        command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
-        let not_a_scan = || Error::new(ErrorKind::Unknown, "SCAN answered with something else");
-        let Value::Array(parts) = link.command(call, &command).await? else { return Err(not_a_scan()) };
-        let mut parts = parts.into_iter();
-        let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (parts.next(), parts.next()) else {
-            return Err(not_a_scan());
-        };
-        let keys = keys.into_iter().filter_map(|key| match key {
-            Value::BulkString(key) => Some(key),
-            _ => None,
-        });
-        Ok(((next != b"0").then_some(next), keys.collect()))
-    }
 }
 
 #[cfg(test)]
 impl RedisBackend {
-    pub(crate) async fn standing_link(&self, call: &Call) -> Arc<Link> {
-        self.connection.link(call).await.unwrap()
+    pub(crate) async fn standing_link(&self, call: &Call) -> Arc<crate::connection::Link> {
+        self.road.masters(call).await.unwrap()[0].link(call).await.unwrap()
+    }
+
+    pub(crate) fn road(&self) -> &Road {
+        &self.road
     }
 }
 
@@ -259,9 +268,17 @@ enum Attempt {
 impl LockBackend for RedisBackend {
     fn capabilities(&self) -> Capabilities {
         Capabilities::weakest(BACKEND).with(|c| {
-            c.consistency = Consistency::SingleServer;
+            c.consistency = match self.config.address {
+                Address::Tcp(..) | Address::Unix(_) => Consistency::SingleServer,
+                // Made to fail over.
+                Address::Sentinel { .. } | Address::Cluster(_) => Consistency::Replicated,
+            };
             c.fence = FenceSource::ClockBounded;
             c.wake_up = WakeUp::Push;
+            // Whichever replica takes over has it.
+            let replicas = self.learnt.replicas();
+            c.survives.failover =
+                Wait::demanded(&self.config, replicas).is_some_and(|wait| wait.covers(replicas));
             c.survives.restart = !self.learnt.forgets();
             c.survives.pause = true;
             c.ttl = Duration::from_millis(20)..=Duration::from_secs(86_400);
@@ -281,10 +298,10 @@ impl LockBackend for RedisBackend {
     async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
         let renewed = async {
             check_ttl(ttl)?;
-            let link = self.connection.link(call).await?;
-            let renewal =
-                Renewal::new(Keys::new(call.namespace(), &lease.name), &lease.owner, lease.fence, ttl);
-            let (sent, standing) = wire::renew(&link, call, &renewal).await?;
+            let keys = Keys::new(call.namespace(), &lease.name);
+            let mut trip = self.road.to(&keys.lock);
+            let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
+            let (sent, standing) = wire::renew(&mut trip, call, &renewal).await?;
             let left = Self::lost(call, lease, standing)?;
             Ok(call.renewed(lease, sent, left.min(ttl)))
         };
@@ -293,10 +310,10 @@ impl LockBackend for RedisBackend {
 
     async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
         let released = async {
-            let link = self.connection.link(call).await?;
             let keys = Keys::new(call.namespace(), &lease.name);
             let in_doubt = self.operations.in_doubt(&lease.owner);
-            let ended = wire::release(&link, call, &keys, &lease.owner, lease.fence, in_doubt).await?;
+            let mut trip = self.road.to(&keys.lock);
+            let ended = wire::release(&mut trip, call, &keys, &lease.owner, lease.fence, in_doubt).await?;
             self.operations.forget(&lease.owner);
             Ok(if ended { Released::Now } else { Released::AlreadyOver })
         };
@@ -311,8 +328,8 @@ impl LockBackend for RedisBackend {
 
     async fn inspect(&self, call: &Call, name: &LockName) -> Result<LockState> {
         let looked = async {
-            let link = self.connection.link(call).await?;
-            let seen = wire::inspect(&link, call, &Keys::new(call.namespace(), name)).await?;
+            let keys = Keys::new(call.namespace(), name);
+            let seen = wire::inspect(&mut self.road.to(&keys.lock), call, &keys).await?;
             if seen.held && seen.record.is_none() {
                 return Err(foreign());
             }
@@ -330,30 +347,9 @@ impl LockBackend for RedisBackend {
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
-        let looked = async {
-            let link = self.connection.link(call).await?;
-            let mut questions = redis::pipe();
-            questions.cmd("INFO").arg("persistence");
-            questions.cmd("CONFIG").arg("GET").arg("appendfsync");
-            questions.cmd("INFO").arg("memory");
-            questions.cmd("INFO").arg("replication");
-            questions.cmd("INFO").arg("server");
-            let mut answers = link.commands(call, &questions, 5).await?.into_iter();
-            let mut next = || answers.next().unwrap_or_default();
-            let facts = Facts {
-                persistence: connection::text(Some(next())),
-                fsync: connection::config_value(next()),
-                memory: connection::text(Some(next())),
-                replication: connection::text(Some(next())),
-                server: connection::text(Some(next())),
-            };
-            Ok(facts)
-        };
-        let facts = looked.await.map_err(|e: Error| e.about(Verb::Preflight, None, BACKEND))?;
-        let keeps = connection::keeps(facts.persistence.as_deref(), facts.fsync.as_deref());
-        self.learnt.set_forgets(!keeps);
         let claims = self.capabilities().with(|c| c.survives.restart = true);
-        Ok(facts.judge(Preflight::clean(claims), keeps))
+        let looked = preflight::look(call, &self.config, &self.road, &self.learnt, claims).await;
+        looked.map_err(|e: Error| e.about(Verb::Preflight, None, BACKEND))
     }
 
     async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
@@ -367,10 +363,11 @@ impl LockBackend for RedisBackend {
     async fn raise(&self, call: &Call, lease: &Lease, floor: Fence) -> Result<()> {
         let raised = async {
             check_floor(floor)?;
-            let link = self.connection.link(call).await?;
             let keys = Keys::new(call.namespace(), &lease.name);
             let margin = self.config.fence_margin;
-            let standing = wire::raise(&link, call, &keys, &lease.owner, lease.fence, floor, margin).await?;
+            let mut trip = self.road.to(&keys.lock);
+            let standing =
+                wire::raise(&mut trip, call, &keys, &lease.owner, lease.fence, floor, margin).await?;
             Self::lost(call, lease, standing)
         };
         raised.await.map_err(|e: Error| e.about(Verb::Raise, Some(&lease.name), BACKEND))
@@ -379,9 +376,9 @@ impl LockBackend for RedisBackend {
     async fn raise_fence(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
         let raised = async {
             check_floor(floor)?;
-            let link = self.connection.link(call).await?;
             let keys = Keys::new(call.namespace(), name);
-            wire::raise_fence(&link, call, &keys, floor, self.config.fence_margin).await
+            let mut trip = self.road.to(&keys.lock);
+            wire::raise_fence(&mut trip, call, &keys, floor, self.config.fence_margin).await
         };
         raised.await.map_err(|e: Error| e.about(Verb::Raise, Some(name), BACKEND))
     }
@@ -390,41 +387,23 @@ impl LockBackend for RedisBackend {
     /// least answer.
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
         let looked = async {
-            let link = self.connection.link(call).await?;
             let pattern = Keys::fences(call.namespace());
-            let (mut cursor, mut highest) = (Some(b"0".to_vec()), 0);
-            while let Some(from) = cursor {
-                let keys;
-                (cursor, keys) = self.scan(&link, call, &pattern, &from).await?;
-                if keys.is_empty() {
-                    continue;
-                }
-                let Value::Array(values) = link.command(call, redis::cmd("MGET").arg(keys)).await? else {
-                    return Err(Error::new(ErrorKind::Unknown, "MGET answered with something else"));
-                };
-                for value in values {
-                    let fence = connection::text(Some(value)).and_then(|text| {
-                        text.split_once('|').and_then(|(fence, _)| fence.parse::<i64>().ok())
-                    });
-                    highest = highest.max(fence.unwrap_or(0));
-                }
+            let mut highest = 0;
+            for node in self.road.masters(call).await? {
+                let link = node.link(call).await?;
+                highest = highest.max(wire::highest_fence(&link, call, &pattern).await?);
             }
-            // After the walk: a grant that it missed was made before now.
-            let time = link.command(call, &redis::cmd("TIME")).await?;
-            let us = connection::server_time(&time)
-                .and_then(|us| i64::try_from(us).ok())
-                .ok_or_else(|| Error::new(ErrorKind::Unknown, "TIME answered with something else"))?;
-            Fence::new(highest.max(us)).map(Some)
+            Fence::new(highest).map(Some)
         };
         looked.await.map_err(|e: Error| e.about(Verb::Migrate, None, BACKEND))
     }
 
     async fn break_lock(&self, call: &Call, name: &LockName, expect: Option<Stamp>) -> Result<Broken> {
         let broken = async {
-            let link = self.connection.link(call).await?;
             let keys = Keys::new(call.namespace(), name);
             loop {
-                let seen = wire::inspect(&link, call, &keys).await?;
+                let mut trip = self.road.to(&keys.lock);
+                let seen = wire::inspect(&mut trip, call, &keys).await?;
                 if seen.held && seen.record.is_none() {
                     return Err(foreign());
                 }
@@ -435,7 +414,7 @@ impl LockBackend for RedisBackend {
                     return Err(Error::held_by(ErrorKind::Held, Some(holder.clone())));
                 }
                 let margin = self.config.fence_margin;
-                let floor = wire::break_lock(&link, call, &keys, seen.record.as_ref(), margin).await?;
+                let floor = wire::break_lock(&mut trip, call, &keys, seen.record.as_ref(), margin).await?;
                 if let Some(floor) = floor {
                     return Ok(Broken::new(holder, floor));
                 }
@@ -455,25 +434,11 @@ impl LockBackend for RedisBackend {
         after: Option<&LockName>,
     ) -> Result<Vec<LockName>> {
         let listed = async {
-            let link = self.connection.link(call).await?;
-            // The smallest names so far: the server has no order, and no end that memory could be counted on for.
+            // The smallest names so far: the servers have no order, and no end that memory could be counted on for.
             let mut page = BTreeSet::new();
-            let pattern = Keys::pattern(call.namespace());
-            let mut cursor = Some(b"0".to_vec());
-            while let Some(from) = cursor {
-                let keys;
-                (cursor, keys) = self.scan(&link, call, &pattern, &from).await?;
-                for key in keys {
-                    let name = Keys::name(call.namespace(), &key)
-                        .filter(|name| prefix.is_none_or(|prefix| name.is_under(prefix)))
-                        .filter(|name| after.is_none_or(|after| name > after));
-                    if let Some(name) = name {
-                        page.insert(name);
-                        if page.len() > LIST_PAGE {
-                            page.pop_last();
-                        }
-                    }
-                }
+            for node in self.road.masters(call).await? {
+                let link = node.link(call).await?;
+                wire::names(&link, call, prefix, after, &mut page).await?;
             }
             Ok(page.into_iter().collect())
         };
@@ -482,13 +447,15 @@ impl LockBackend for RedisBackend {
 
     async fn second_connection(&self, call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
         let second = Self::sharing(self.config.clone(), self.operations.clone(), self.learnt.clone())?;
-        second.connection.link(call).await.map_err(connecting)?;
+        if let Road::One(node) = &second.road {
+            node.link(call).await.map_err(connecting)?;
+        }
         Ok(Some(Arc::new(second)))
     }
 
     async fn close(&self) {
         self.pushes.close();
-        self.connection.close();
+        self.road.close();
     }
 }
 
@@ -499,24 +466,29 @@ impl RedisBackend {
             let again = || Error::new(error.kind(), error.message().to_owned());
             return leases.iter().map(|lease| Err(about(lease, again()))).collect();
         }
-        let link = match self.connection.link(call).await {
-            Ok(link) => link,
-            Err(error) => {
-                let again = || Error::new(error.kind(), error.message().to_owned());
-                return leases.iter().map(|lease| Err(about(lease, again()))).collect();
-            }
+        let in_cluster = matches!(self.road, Road::Many(_));
+        let renewal = |lease: &Lease| {
+            Renewal::new(Keys::new(call.namespace(), &lease.name), &lease.owner, lease.fence, ttl)
         };
-        let mut requests = Vec::with_capacity(leases.len());
-        for lease in leases {
-            let keys = Keys::new(call.namespace(), &lease.name);
-            requests.push(Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request());
+        let requests = leases.iter().map(|lease| renewal(lease).into_request(in_cluster)).collect();
+        let answers = self.road.run_many(call, Renewal::script(), requests).await;
+        let mut renewed = Vec::with_capacity(leases.len());
+        for (lease, answer) in leases.iter().zip(answers) {
+            let one = async {
+                let (mut sent, answer) = answer?;
+                let mut standing = Renewal::read(&answer)?;
+                // The mark of a break was not looked at.
+                if in_cluster && !matches!(standing, Standing::Ours(_)) {
+                    let keys = Keys::new(call.namespace(), &lease.name);
+                    let mut trip = self.road.to(&keys.lock);
+                    (sent, standing) = wire::renew(&mut trip, call, &renewal(lease)).await?;
+                }
+                let left = Self::lost(call, lease, standing)?;
+                Ok(call.renewed(lease, sent, left.min(ttl)))
+            };
+            renewed.push(one.await.map_err(|e| about(lease, e)));
         }
-        let (sent, answers) = link.run_many(call, Renewal::script(), &requests).await;
-        let one = |(lease, answer): (&Lease, Result<wire::Answer>)| {
-            let left = answer.and_then(|answer| Self::lost(call, lease, Renewal::read(&answer)?));
-            left.map(|left| call.renewed(lease, sent, left.min(ttl))).map_err(|e| about(lease, e))
-        };
-        leases.iter().zip(answers).map(one).collect()
+        renewed
     }
 }
 
@@ -524,88 +496,19 @@ impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBackend")
             .field("config", &self.config)
-            .field("connection", &self.connection)
+            .field("road", &self.road)
             .finish_non_exhaustive()
     }
 }
 
-/// What the server says about itself. `None`: it may not be asked.
-#[derive(Debug, Default)]
-struct Facts {
-    persistence: Option<String>,
-    fsync: Option<String>,
-    memory: Option<String>,
-    replication: Option<String>,
-    server: Option<String>,
-}
-
-impl Facts {
-    fn judge(&self, mut preflight: Preflight, keeps: bool) -> Preflight {
-        if !keeps {
-            let why = match (self.persistence.is_some(), self.fsync.as_deref()) {
-                (false, _) => {
-                    "the server does not let this user read INFO, so nobody knows what a restart loses"
-                }
-                (true, None) => {
-                    "the server does not let this user read appendfsync, so nobody knows what a restart loses"
-                }
-                (true, Some(_)) => {
-                    "a restart of the server loses what it granted last, and with it held locks; set appendonly yes and \
-                     appendfsync always, or keep the server down for the longest TTL before it starts again"
-                }
-            };
-            preflight.lower(why, |c| c.survives.restart = false);
-        }
-        match fact(&self.memory, "maxmemory").zip(fact(&self.memory, "maxmemory_policy")) {
-            None => preflight.findings.push("the server does not tell its memory policy; it must be noeviction".into()),
-            Some(("0", _) | (_, "noeviction")) => {}
-            Some((_, policy)) => preflight.lower(
-                format!(
-                    "the server removes keys when its memory is full ({policy}), and with them held locks; set \
-                     maxmemory-policy noeviction"
-                ),
-                |c| c.consistency = Consistency::Replicated,
-            ),
-        }
-        let replicas = fact(&self.replication, "connected_slaves");
-        match (fact(&self.replication, "role"), replicas) {
-            (Some("slave"), _) => preflight.lower(
-                "the server is a replica and refuses every lock; use the address of its master",
-                |c| c.consistency = Consistency::Replicated,
-            ),
-            (Some(_), Some("0")) => {}
-            (Some(_), Some(replicas)) => preflight.lower(
-                format!(
-                    "the server has {replicas} replicas; if one of them takes over, locks that were granted last are \
-                     forgotten, and only the fence stops their holders"
-                ),
-                |c| c.consistency = Consistency::Replicated,
-            ),
-            _ => preflight.findings.push("the server does not tell its role; it must be a master".into()),
-        }
-        if fact(&self.server, "redis_mode") == Some("cluster") {
-            preflight.lower(
-                "the server is a node of a Cluster; this backend speaks to a single server only",
-                |c| c.consistency = Consistency::Replicated,
-            );
-        }
-        preflight
-    }
-}
-
-/// Reads one line of what INFO says.
-fn fact<'a>(info: &'a Option<String>, name: &str) -> Option<&'a str> {
-    info.as_deref()?.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
-}
-
-fn holder(record: &Record, left: Duration, us: u64) -> Holder {
+pub(crate) fn holder(record: &Record, left: Duration, us: u64) -> Holder {
     Holder::new(record.owner.digest(), record.fence, left).with(|holder| {
         holder.since = Some(Duration::from_micros(us.saturating_sub(record.since)));
         holder.label.clone_from(&record.label);
     })
 }
 
-fn foreign() -> Error {
+pub(crate) fn foreign() -> Error {
     Error::new(
         ErrorKind::Misconfigured,
         "the key of this lock holds something that is not ours; find out whose it is and remove it, or use another \
@@ -613,7 +516,7 @@ fn foreign() -> Error {
     )
 }
 
-fn check_ttl(ttl: Duration) -> Result<()> {
+pub(crate) fn check_ttl(ttl: Duration) -> Result<()> {
     let (least, most) = (Duration::from_millis(20), Duration::from_secs(86_400));
     if (least..=most).contains(&ttl) {
         return Ok(());
@@ -621,7 +524,7 @@ fn check_ttl(ttl: Duration) -> Result<()> {
     Err(Error::new(ErrorKind::Invalid, format!("a TTL is {least:?} to {most:?} here, not {ttl:?}")))
 }
 
-fn check_floor(floor: Fence) -> Result<()> {
+pub(crate) fn check_floor(floor: Fence) -> Result<()> {
     if floor.get() < FENCE_LIMIT - 1 {
         return Ok(());
     }

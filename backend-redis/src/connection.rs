@@ -11,21 +11,16 @@ use std::{
 
 use lockcore::backend::{Call, Clock, Error, ErrorKind, Moment, Result, Verb};
 use redis::{
-    AsyncConnectionConfig, ErrorKind as Said, Pipeline, ProtocolVersion, PushInfo, RedisConnectionInfo,
-    RedisError, ServerErrorKind, Value,
-    aio::MultiplexedConnection,
-    io::tcp::socket2::{SockRef, TcpKeepalive},
+    ErrorKind as Said, Pipeline, PushInfo, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
 };
-use tokio::{
-    net::{TcpStream, UnixStream},
-    sync::watch,
-    task::JoinHandle,
-};
+use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
-    config::{Address, RedisConfig},
+    config::RedisConfig,
     error::{self, Phase},
-    wire::{Answer, Script},
+    greeting::{Learnt, greet},
+    replicas::Wait,
+    wire::Script,
 };
 
 /// So many requests in a row without an answer are evidence: the other side is not there any more, or behind something
@@ -35,15 +30,14 @@ const SILENCES: u32 = 2;
 /// An answer that did not come within less than this is no evidence.
 const LEAST_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Never more than this on the way to a server that does not take it.
-const USER_TIMEOUT: Duration = Duration::from_secs(10);
-
-type Push = Arc<dyn Fn(PushInfo) + Send + Sync>;
+pub(crate) type Push = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
 /// The one connection of its kind that a backend has. Connects on first use; calls that arrive meanwhile share the
 /// attempt.
 pub(crate) struct Connection {
-    config: RedisConfig,
+    config: Arc<RedisConfig>,
+    /// Of a Cluster, the node.
+    node: Option<(String, u16)>,
     push: Option<Push>,
     slot: Mutex<Slot>,
     learnt: Arc<Learnt>,
@@ -57,33 +51,23 @@ struct Slot {
     closed: bool,
 }
 
-type Attempt = Result<Arc<Link>, (ErrorKind, String, Option<RedisError>)>;
-
-/// What greetings told about the server.
-#[derive(Debug, Default)]
-pub(crate) struct Learnt {
-    forgets: AtomicBool,
-}
-
-impl Learnt {
-    /// Says whether a restart of the server loses what it acknowledged, as far as anybody looked.
-    pub(crate) fn forgets(&self) -> bool {
-        self.forgets.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_forgets(&self, forgets: bool) {
-        self.forgets.store(forgets, Ordering::Relaxed);
-    }
-}
+/// How an attempt to connect ended; a failure is told to several callers.
+pub(crate) type Attempt = Result<Arc<Link>, (ErrorKind, String, Option<RedisError>)>;
 
 impl Connection {
-    pub(crate) fn new(config: RedisConfig, learnt: Arc<Learnt>) -> Self {
-        Self { config, push: None, slot: Mutex::default(), learnt }
+    pub(crate) fn new(config: Arc<RedisConfig>, node: Option<(String, u16)>, learnt: Arc<Learnt>) -> Self {
+        Self { config, node, push: None, slot: Mutex::default(), learnt }
     }
 
     /// Hands what the server says unasked to `push`, which must not block.
-    pub(crate) fn listening(config: RedisConfig, push: Push) -> Self {
-        Self { config, push: Some(push), slot: Mutex::default(), learnt: Arc::default() }
+    pub(crate) fn listening(config: Arc<RedisConfig>, push: Push) -> Self {
+        Self { config, node: None, push: Some(push), slot: Mutex::default(), learnt: Arc::default() }
+    }
+
+    /// For a look at one place, whatever answers there.
+    pub(crate) fn looking(config: Arc<RedisConfig>, place: (String, u16)) -> Self {
+        let push: Push = Arc::new(|_| {});
+        Self { config, node: Some(place), push: Some(push), slot: Mutex::default(), learnt: Arc::default() }
     }
 
     /// Returns the connection that stands, if one does.
@@ -167,9 +151,11 @@ impl Connection {
     fn begin(&self, clock: Arc<dyn Clock>) -> watch::Receiver<Option<Attempt>> {
         let (done, attempt) = watch::channel(None);
         let (config, push, learnt) = (self.config.clone(), self.push.clone(), self.learnt.clone());
+        let node = self.node.clone();
         tokio::spawn(async move {
-            let greeted = tokio::time::timeout(config.connect_timeout, greet(&config, push, &learnt, clock));
-            let outcome = greeted.await.unwrap_or_else(|_| {
+            let greeting = greet(&config, node.as_ref(), push, &learnt, clock);
+            let greeted = tokio::time::timeout(config.connect_timeout, greeting).await;
+            let outcome = greeted.unwrap_or_else(|_| {
                 let message = format!("the server did not greet within {:?}", config.connect_timeout);
                 Err((ErrorKind::Unavailable, message, None))
             });
@@ -205,139 +191,8 @@ impl fmt::Debug for Connection {
     }
 }
 
-fn refused(source: RedisError) -> (ErrorKind, String, Option<RedisError>) {
-    let error = error::error(Phase::Connect, source.clone());
-    (error.kind(), error.message().to_owned(), Some(source))
-}
-
-/// Connects, lets the client library say hello, and asks for the time, the role and how the disk is used.
-async fn greet(config: &RedisConfig, push: Option<Push>, learnt: &Learnt, clock: Arc<dyn Clock>) -> Attempt {
-    let io = |e: std::io::Error| refused(RedisError::from(e));
-    let mut settings = RedisConnectionInfo::default()
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_db(config.db.into())
-        .set_lib_name("lockcore", env!("CARGO_PKG_VERSION"));
-    if let Some(user) = &config.user {
-        settings = settings.set_username(user);
-    }
-    if let Some(password) = &config.password {
-        settings = settings.set_password(password);
-    }
-    let mut options = AsyncConnectionConfig::new().set_response_timeout(Some(config.connect_timeout));
-    let listens = push.is_some();
-    if let Some(push) = push {
-        options = options.set_push_sender(move |info: PushInfo| -> Result<(), std::convert::Infallible> {
-            push(info);
-            Ok(())
-        });
-    }
-    let (mut connection, task) = match &config.address {
-        Address::Tcp(host, port) => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(io)?;
-            // Without it a request waits for the acknowledgement of the one before.
-            stream.set_nodelay(true).map_err(io)?;
-            let socket = SockRef::from(&stream);
-            let keepalive =
-                TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
-            socket.set_tcp_keepalive(&keepalive).map_err(io)?;
-            #[cfg(target_os = "linux")]
-            socket.set_tcp_user_timeout(Some(USER_TIMEOUT)).map_err(io)?;
-            let (connection, driver) =
-                MultiplexedConnection::new_with_config(&settings, stream, options).await.map_err(refused)?;
-            (connection, tokio::spawn(driver))
-        }
-        Address::Unix(path) => {
-            let stream = UnixStream::connect(path).await.map_err(io)?;
-            let (connection, driver) =
-                MultiplexedConnection::new_with_config(&settings, stream, options).await.map_err(refused)?;
-            (connection, tokio::spawn(driver))
-        }
-    };
-    // From here on the task ends with the link, also when the greeting fails.
-    let task = Task(task);
-
-    let mut hello = redis::pipe();
-    hello.cmd("TIME");
-    hello.cmd("ROLE");
-    hello.cmd("INFO").arg("persistence");
-    hello.cmd("CONFIG").arg("GET").arg("appendfsync");
-    let asked = clock.now();
-    let replies = connection.send_packed_commands(&hello, 0, 4).await.map_err(refused)?;
-    let mut replies = replies.into_iter();
-    let mut next = || replies.next().unwrap_or_default();
-    let us = match next() {
-        Value::ServerError(error) => return Err(refused(error.into())),
-        time => server_time(&time).ok_or_else(|| {
-            refused(RedisError::from((Said::UnexpectedReturnType, "TIME answered with something else")))
-        })?,
-    };
-    // What a role may not be asked for, its scripts will tell.
-    let role = match next() {
-        Value::Array(role) => text(role.into_iter().next()),
-        _ => None,
-    };
-    match role.as_deref() {
-        Some("slave") if !listens => {
-            return Err((
-                ErrorKind::Unavailable,
-                "the server is a replica; locks are taken at its master".into(),
-                None,
-            ));
-        }
-        Some("sentinel") => {
-            return Err((
-                ErrorKind::Misconfigured,
-                "the server is a Sentinel; this backend is given the address of the server itself".into(),
-                None,
-            ));
-        }
-        Some(_) | None => {}
-    }
-    let (persistence, fsync) = (text(Some(next())), config_value(next()));
-    learnt.set_forgets(!keeps(persistence.as_deref(), fsync.as_deref()));
-
-    static IDS: AtomicU64 = AtomicU64::new(1);
-    Ok(Arc::new(Link {
-        id: IDS.fetch_add(1, Ordering::Relaxed),
-        connection,
-        task,
-        condemned: AtomicBool::new(false),
-        silences: AtomicU32::new(0),
-        seen: Mutex::new((us, asked)),
-    }))
-}
-
-/// Says whether everything acknowledged is on the disk before the acknowledgement.
-pub(crate) fn keeps(persistence: Option<&str>, fsync: Option<&str>) -> bool {
-    let appends = persistence.is_some_and(|info| info.lines().any(|line| line.trim() == "aof_enabled:1"));
-    appends && fsync == Some("always")
-}
-
-pub(crate) fn text(value: Option<Value>) -> Option<String> {
-    match value {
-        Some(Value::BulkString(bytes)) => String::from_utf8(bytes).ok(),
-        Some(Value::SimpleString(text) | Value::VerbatimString { text, .. }) => Some(text),
-        _ => None,
-    }
-}
-
-/// Reads what `CONFIG GET` answered for one name.
-pub(crate) fn config_value(value: Value) -> Option<String> {
-    match value {
-        Value::Map(pairs) => pairs.into_iter().next().and_then(|(_, value)| text(Some(value))),
-        Value::Array(items) => text(items.into_iter().nth(1)),
-        _ => None,
-    }
-}
-
-pub(crate) fn server_time(value: &Value) -> Option<u64> {
-    let Value::Array(parts) = value else { return None };
-    let number = |at: usize| text(parts.get(at).cloned())?.parse::<u64>().ok();
-    Some(number(0)? * 1_000_000 + number(1)?)
-}
-
 #[derive(Debug)]
-struct Task(JoinHandle<()>);
+pub(crate) struct Task(pub(crate) JoinHandle<()>);
 
 impl Task {
     fn abort(&self) {
@@ -349,6 +204,22 @@ impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// What goes around a script.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct How<'a> {
+    /// The node of a Cluster that is asked is about to get the slot.
+    pub(crate) asking: bool,
+    /// Replicas are waited for.
+    pub(crate) wait: Option<&'a Wait>,
+}
+
+/// What a script answered, and what the server said about its replicas, where it was asked.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) value: Value,
+    pub(crate) acknowledged: Option<Value>,
 }
 
 /// One connection, from its greeting to its end.
@@ -364,6 +235,19 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// Starts from a connection that was greeted: what its clock said, and a moment before it was asked.
+    pub(crate) fn new(connection: MultiplexedConnection, task: Task, us: u64, asked: Moment) -> Self {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        Self {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            connection,
+            task,
+            condemned: AtomicBool::new(false),
+            silences: AtomicU32::new(0),
+            seen: Mutex::new((us, asked)),
+        }
+    }
+
     /// Says whether requests may be sent: nothing speaks against it, and its task runs. The task ends when the server
     /// closes the connection, and with the runtime that it was started on.
     pub(crate) fn is_usable(&self) -> bool {
@@ -388,7 +272,8 @@ impl Link {
         seen.0 = seen.0.saturating_add_signed(by);
     }
 
-    fn saw(&self, us: u64, sent: Moment) {
+    /// Takes what an answer says about the server's clock.
+    pub(crate) fn saw(&self, us: u64, sent: Moment) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if sent >= seen.1 {
             *seen = (us, sent);
@@ -397,13 +282,14 @@ impl Link {
 
     /// Runs a script: by its digest, and by its text on a server that does not know it (it was restarted, or its
     /// scripts were flushed). Returns when the request left that was answered.
-    pub(crate) async fn run(
+    pub(crate) async fn script(
         &self,
         call: &Call,
         script: &Script,
         keys: &[&str],
         args: &[&[u8]],
-    ) -> Result<(Moment, Answer)> {
+        how: How<'_>,
+    ) -> (Moment, Result<Ran, RedisError>) {
         let build = |command: &str, script: &str| {
             let mut command = redis::cmd(command);
             command.arg(script).arg(keys.len()).arg(keys);
@@ -412,49 +298,74 @@ impl Link {
             }
             command
         };
-        let (mut sent, mut reply) = self.ask(call, &build("EVALSHA", script.digest())).await;
-        if reply.as_ref().is_err_and(|e| e.kind() == Said::Server(ServerErrorKind::NoScript)) {
-            (sent, reply) = self.ask(call, &build("EVAL", script.source())).await;
+        let (mut sent, mut ran) = self.run(call, build("EVALSHA", script.digest()), how).await;
+        if ran.as_ref().is_err_and(|e| e.kind() == Said::Server(ServerErrorKind::NoScript)) {
+            (sent, ran) = self.run(call, build("EVAL", script.source()), how).await;
         }
-        let answer = Answer::read(reply.map_err(|e| error::error(Phase::Sent, e))?)?;
-        self.saw(answer.us, sent);
-        Ok((sent, answer))
+        (sent, ran)
     }
 
-    /// Runs one script many times in one round trip; answers in order.
-    pub(crate) async fn run_many(
+    /// Sends one script with what goes around it: all in one piece, so that nothing of somebody else comes between.
+    async fn run(&self, call: &Call, script: redis::Cmd, how: How<'_>) -> (Moment, Result<Ran, RedisError>) {
+        if !how.asking && how.wait.is_none() {
+            let (sent, reply) = self.ask(call, &script).await;
+            return (sent, reply.map(|value| Ran { value, acknowledged: None }));
+        }
+        let mut pipeline = redis::pipe();
+        if how.asking {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(script);
+        if let Some(wait) = how.wait {
+            pipeline.add_command(wait.command(call));
+        }
+        let count = 1 + usize::from(how.asking) + usize::from(how.wait.is_some());
+        let (sent, replies) = self.ask_many(call, &pipeline, count).await;
+        let ran = replies.and_then(|replies| {
+            let mut replies = replies.into_iter().skip(usize::from(how.asking));
+            match replies.next().unwrap_or_default() {
+                Value::ServerError(refusal) => Err(self.judge(refusal.into(), Duration::ZERO)),
+                value => Ok(Ran { value, acknowledged: replies.next() }),
+            }
+        });
+        (sent, ran)
+    }
+
+    /// Runs one script many times in one round trip; answers in order, and what the replicas acknowledged of all.
+    pub(crate) async fn scripts(
         &self,
         call: &Call,
         script: &Script,
         requests: &[(Vec<String>, Vec<Vec<u8>>)],
-    ) -> (Moment, Vec<Result<Answer>>) {
+        wait: Option<&Wait>,
+    ) -> (Moment, Result<(Vec<Value>, Option<Value>), RedisError>) {
         let build = |command: &str, script: &str| {
             let mut pipeline = redis::pipe();
             for (keys, args) in requests {
                 pipeline.cmd(command).arg(script).arg(keys.len()).arg(keys).arg(args);
             }
+            if let Some(wait) = wait {
+                pipeline.add_command(wait.command(call));
+            }
             pipeline
         };
+        let count = requests.len() + usize::from(wait.is_some());
         let is_unknown = |value: &Value| matches!(value, Value::ServerError(e) if e.code() == "NOSCRIPT");
-        let (mut sent, mut replies) =
-            self.ask_many(call, &build("EVALSHA", script.digest()), requests.len()).await;
+        let (mut sent, mut replies) = self.ask_many(call, &build("EVALSHA", script.digest()), count).await;
         // All or nearly all are unknown then, and each script may run twice.
         if replies.as_ref().is_ok_and(|replies| replies.iter().any(is_unknown)) {
-            (sent, replies) = self.ask_many(call, &build("EVAL", script.source()), requests.len()).await;
+            (sent, replies) = self.ask_many(call, &build("EVAL", script.source()), count).await;
         }
-        let answers = match replies {
-            Ok(replies) => replies
-                .into_iter()
-                .map(|value| match value {
-                    Value::ServerError(refusal) => {
-                        Err(error::error(Phase::Sent, self.judge(refusal.into(), Duration::ZERO)))
-                    }
-                    value => Answer::read(value).inspect(|answer| self.saw(answer.us, sent)),
-                })
-                .collect(),
-            Err(e) => requests.iter().map(|_| Err(error::error(Phase::Sent, e.clone()))).collect(),
-        };
-        (sent, answers)
+        let parted = replies.map(|mut replies| {
+            let acknowledged = wait.and_then(|_| replies.pop());
+            for reply in &replies {
+                if let Value::ServerError(refusal) = reply {
+                    self.judge(refusal.clone().into(), Duration::ZERO);
+                }
+            }
+            (replies, acknowledged)
+        });
+        (sent, parted)
     }
 
     /// Sends one command that is no script.

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use lockcore::{
-    backend::{Error, ErrorKind, LockBackend, Result, async_trait},
-    config::{BackendConfig, Connector},
+    backend::{LockBackend, Result, async_trait},
+    config::{BackendConfig, Connector, OptionValue, Options},
 };
 
-use crate::{Address, RedisBackend, RedisConfig};
+use crate::config::misconfigured;
+use crate::{
+    Address, PasswordSource, RedisBackend, RedisConfig, RedlockBackend, RedlockConfig, WaitReplicas,
+};
 
 /// Takes `redis://[user[:password]@]host[:port][/db]` and `redis+unix:///path`, and the same with `valkey`.
 ///
@@ -30,66 +33,117 @@ pub struct Redis;
 #[async_trait]
 impl Connector for Redis {
     fn schemes(&self) -> &'static [&'static str] {
-        &["redis", "valkey", "redis+unix", "valkey+unix"]
+        &[
+            "redis",
+            "rediss",
+            "redis+unix",
+            "redis+sentinel",
+            "rediss+sentinel",
+            "redis+cluster",
+            "rediss+cluster",
+            "valkey",
+            "valkeys",
+            "valkey+unix",
+            "valkey+sentinel",
+            "valkeys+sentinel",
+            "valkey+cluster",
+            "valkeys+cluster",
+            "redlock",
+            "redlocks",
+        ]
     }
 
     fn check(&self, config: &BackendConfig) -> Result<()> {
-        read(config).map(drop)
+        if is_redlock(config) { read_redlock(config).map(drop) } else { read(config).map(drop) }
     }
 
     async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
+        if is_redlock(config) {
+            return Ok(Arc::new(RedlockBackend::connect(read_redlock(config)?).await?));
+        }
         Ok(Arc::new(RedisBackend::connect(read(config)?).await?))
     }
 }
 
-fn read(config: &BackendConfig) -> Result<RedisConfig> {
-    let url = &config.url;
+fn is_redlock(config: &BackendConfig) -> bool {
+    config.url.scheme().starts_with("redlock")
+}
+
+fn read_redlock(config: &BackendConfig) -> Result<RedlockConfig> {
+    let mut read = RedlockConfig::of_url(&config.url)?;
     let mut options = config.options()?;
-    let (address, db) = if url.scheme().ends_with("+unix") {
-        if url.hosts().len() > 0 || url.path().is_empty() {
-            return Err(misconfigured(
-                "a socket is on this machine: three slashes and an absolute path, like redis+unix:///run/redis.sock",
-            ));
-        }
-        let db = options.whole("db")?.unwrap_or(0);
-        (Address::Unix(url.path().into()), u32::try_from(db).ok())
-    } else {
-        let mut hosts = url.hosts();
-        let (Some((host, port)), None) = (hosts.next(), hosts.next()) else {
-            return Err(misconfigured(
-                "this version of the Redis backend speaks to a single server: one host, like redis://redis-a:6379/0",
-            ));
-        };
-        let db = match url.path().trim_start_matches('/') {
-            "" => Some(0),
-            number => number.parse().ok(),
-        };
-        (Address::Tcp(host.to_owned(), port.unwrap_or(6379)), db)
-    };
-    let db = db.ok_or_else(|| {
-        misconfigured("the path of a Redis address is the number of a database, like redis://redis-a:6379/0")
-    })?;
-    let credentials = config.credentials()?;
-    let connect_timeout = options.duration("connect-timeout")?;
-    let (recheck, poll) = (options.duration("recheck")?, options.duration("poll")?);
-    let fence_margin = options.duration("fence-margin")?;
+    let restart_delay = options.duration("restart-delay")?;
+    // What all servers share is read once.
+    let mut shared = RedisConfig::new("", 0);
+    share(config, &mut options, &mut shared)?;
     options.finish()?;
-    let read = RedisConfig::new("", 0).with(|c| {
-        c.address = address;
-        c.db = db;
-        c.user = credentials.user().map(str::to_owned);
-        c.password = credentials.expose_password().map(str::to_owned);
-        c.connect_timeout = connect_timeout.unwrap_or(c.connect_timeout);
-        c.recheck = recheck.unwrap_or(c.recheck);
-        c.poll = poll.unwrap_or(c.poll);
-        c.fence_margin = fence_margin.unwrap_or(c.fence_margin);
-    });
+    read.restart_delay = restart_delay.unwrap_or(read.restart_delay);
+    (read.poll, read.fence_margin) = (shared.poll, shared.fence_margin);
+    for server in &mut read.servers {
+        *server = shared.clone().with(|c| {
+            c.address = server.address.clone();
+            (c.db, c.tls) = (server.db, server.tls);
+        });
+    }
     read.check()?;
     Ok(read)
 }
 
-fn misconfigured(message: &'static str) -> Error {
-    Error::new(ErrorKind::Misconfigured, message)
+fn read(config: &BackendConfig) -> Result<RedisConfig> {
+    let mut read = RedisConfig::of_url(&config.url)?;
+    let mut options = config.options()?;
+    if let Some(db) = options.whole("db")? {
+        if !matches!(read.address, Address::Unix(_)) {
+            return Err(misconfigured(
+                "the number of the database stands in the path, like redis://redis-a:6379/0",
+            ));
+        }
+        read.db = u32::try_from(db).map_err(|_| misconfigured("there is no database with that number"))?;
+    }
+    share(config, &mut options, &mut read)?;
+    options.finish()?;
+    read.check()?;
+    Ok(read)
+}
+
+/// Reads what every set-up has.
+fn share(config: &BackendConfig, options: &mut Options<'_>, read: &mut RedisConfig) -> Result<()> {
+    let credentials = config.credentials()?;
+    read.user = credentials.user().map(str::to_owned);
+    read.password = credentials.expose_password().map(str::to_owned);
+    // From a file or a variable: read anew at every connect, because it may change.
+    if config.password_file.is_some() || config.password_env.is_some() {
+        let config = config.clone();
+        read.password_source = Some(PasswordSource::new(move || {
+            let credentials = config.credentials()?;
+            Ok(credentials.expose_password().unwrap_or_default().to_owned())
+        }));
+    }
+    read.sentinel_user = options.text("sentinel-user")?;
+    read.sentinel_password = options.text("sentinel-password-file")?.map(PasswordSource::file);
+    read.ca_file = options.text("ca-file")?.map(Into::into);
+    read.cert_file = options.text("cert-file")?.map(Into::into);
+    read.key_file = options.text("key-file")?.map(Into::into);
+    let replicas = match config.options.get("wait-replicas") {
+        Some(OptionValue::Whole(_)) => options.whole("wait-replicas")?.map(|number| number.to_string()),
+        _ => options.text("wait-replicas")?,
+    };
+    if let Some(replicas) = replicas {
+        read.wait_replicas = WaitReplicas::read(&replicas)?;
+    }
+    read.wait_fsync = options.flag("wait-fsync")?.unwrap_or(read.wait_fsync);
+    for (key, field) in [
+        ("wait-timeout", &mut read.wait_timeout),
+        ("connect-timeout", &mut read.connect_timeout),
+        ("recheck", &mut read.recheck),
+        ("poll", &mut read.poll),
+        ("fence-margin", &mut read.fence_margin),
+    ] {
+        if let Some(duration) = options.duration(key)? {
+            *field = duration;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -38,10 +38,13 @@ fn sort(phase: Phase, said: &RedisError) -> (ErrorKind, &'static str) {
             Refused::ReadOnly => (K::Unavailable, "the server is a replica and takes no writes"),
             Refused::BusyLoading => (K::Unavailable, "the server still loads its data"),
             Refused::MasterDown => (K::Unavailable, "the server is a replica without its master"),
-            Refused::TryAgain | Refused::ClusterDown => (K::Unavailable, "the Cluster is not ready"),
+            Refused::TryAgain => {
+                (K::Unavailable, "the slot of this lock moves to another node of the Cluster")
+            }
+            Refused::ClusterDown => (K::Unavailable, "the Cluster is down: a majority or a slot is missing"),
             Refused::Moved | Refused::Ask | Refused::CrossSlot => (
                 K::Misconfigured,
-                "the server is a node of a Cluster; this backend speaks to a single server",
+                "the server is a node of a Cluster; write redis+cluster:// to use all of it",
             ),
             Refused::NoPerm => (K::Unauthorized, "the server's access list forbids it"),
             // Answers to commands that are not sent here; as every refusal, they did nothing.

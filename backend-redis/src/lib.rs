@@ -15,19 +15,28 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod cluster;
 mod config;
 mod connection;
 #[cfg(feature = "config")]
 mod connector;
 mod error;
+mod greeting;
 mod operations;
+mod pieces;
+mod preflight;
+mod redlock;
+mod replicas;
+mod road;
+mod sentinel;
 mod wait;
 mod wire;
 
 pub use backend::RedisBackend;
-pub use config::{Address, RedisConfig};
+pub use config::{Address, PasswordSource, RedisConfig, WaitReplicas};
 #[cfg(feature = "config")]
 pub use connector::Redis;
+pub use redlock::{RedlockBackend, RedlockConfig};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -22,6 +22,10 @@ use crate::{
     wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, hex},
 };
 
+mod cluster;
+mod redlock;
+mod replicas;
+mod sentinel;
 mod server;
 
 use server::{Server, WATCHDOG};
@@ -76,7 +80,6 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
 /// One copy of a request, as it may reach the server at any time.
 async fn copy(backend: &RedisBackend, request: &AcquireRequest, not_after: u64) -> Result<Acquired> {
     let call = call();
-    let link = backend.standing_link(&call).await;
     let ask = Ask {
         owner: request.owner(),
         ttl: request.ttl(),
@@ -85,7 +88,9 @@ async fn copy(backend: &RedisBackend, request: &AcquireRequest, not_after: u64) 
         margin: MARGIN,
         label: request.label(),
     };
-    wire::acquire(&link, &call, &Keys::new("", request.name()), &ask).await.map(|(_, acquired)| acquired)
+    let keys = Keys::new("", request.name());
+    let answer = wire::acquire(&mut backend.road().to(&keys.lock), &call, &keys, &ask).await?;
+    Ok(answer.expect("a single server sends nothing on").1)
 }
 
 async fn server_us(backend: &RedisBackend) -> u64 {

@@ -72,7 +72,7 @@ impl Routes {
 }
 
 impl Pushes {
-    pub(crate) fn new(config: &RedisConfig) -> Self {
+    pub(crate) fn new(config: &Arc<RedisConfig>) -> Self {
         let routes = Arc::new(Routes::default());
         let routed = routes.clone();
         let connection = Connection::listening(config.clone(), Arc::new(move |info| routed.push(&info)));

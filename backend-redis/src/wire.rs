@@ -22,12 +22,17 @@
 //! # Source
 //! Redis 7.0 manual: EVAL, SET, PEXPIRE, Cluster specification (hash tags).
 
-use std::{sync::OnceLock, time::Duration};
+use std::{collections::BTreeSet, sync::OnceLock, time::Duration};
 
 use lockcore::backend::{Call, Error, ErrorKind, Fence, LockName, Moment, Owner, Result};
 use redis::Value;
 
-use crate::connection::Link;
+use crate::{
+    connection::Link,
+    greeting,
+    pieces::{be_master, keep_fence, read_fence, read_lock, time},
+    road::{Done, Request, Trip},
+};
 
 /// No fence reaches this: 2^53 - 1, the last number that a script can count to exactly.
 pub(crate) const FENCE_LIMIT: i64 = (1 << 53) - 1;
@@ -39,7 +44,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    const fn new(source: &'static str) -> Self {
+    pub(crate) const fn new(source: &'static str) -> Self {
         Self { source, digest: OnceLock::new() }
     }
 
@@ -50,83 +55,6 @@ impl Script {
     pub(crate) fn digest(&self) -> &str {
         self.digest.get_or_init(|| redis::Script::new(self.source).get_hash().to_owned())
     }
-}
-
-// The pieces that scripts are put together from. They are no functions of Lua: making a closure costs a script more than a
-// command does, and it would make all of them anew at every call.
-
-/// `us`: the server's clock.
-macro_rules! time {
-    () => {
-        r"
-local t = redis.call('TIME')
-local us = t[1] * 1000000 + t[2]
-"
-    };
-}
-
-/// Writes nothing, to a key that never exists, which a replica refuses all the same: what a script says after it, a master
-/// says. It also counts as the first write, and a server that is out of memory refuses no later one.
-macro_rules! be_master {
-    ($key:literal) => {
-        concat!("redis.call('PERSIST', KEYS[", $key, "])\n")
-    };
-}
-
-/// `v`: what the lock's key holds, a string; false: nothing; true: something else, that is not ours.
-macro_rules! read_lock {
-    () => {
-        r"
-local v = redis.pcall('GET', KEYS[1])
-if type(v) == 'table' then
-  if not string.find(v.err, 'WRONGTYPE', 1, true) then return v end
-  v = true
-end
-"
-    };
-}
-
-/// `high`: the highest fence so far; 0: none. Ends the script where the key is not ours.
-macro_rules! read_fence {
-    ($key:literal) => {
-        concat!(
-            "local high = redis.pcall('GET', KEYS[",
-            $key,
-            r"])
-if type(high) == 'table' then
-  if not string.find(high.err, 'WRONGTYPE', 1, true) then return high end
-  return {'alien', us}
-end
-if high then
-  high = tonumber((string.match(high, '^(%d+)|%x*$')))
-  if not high then return {'alien', us} end
-else
-  high = 0
-end
-"
-        )
-    };
-}
-
-/// Writes `fence` and its `owner`: for `margin` milliseconds, or without an end while it is ahead of the clock. `exact`
-/// is how the number is written.
-macro_rules! keep_fence {
-    ($key:literal) => {
-        concat!(
-            r"
-local exact = string.format('%.0f', fence)
-if fence > us then
-  redis.call('SET', KEYS[",
-            $key,
-            r"], exact .. '|' .. owner)
-else
-  redis.call('SET', KEYS[",
-            $key,
-            r"], exact .. '|' .. owner, 'PXAT', string.format('%.0f', math.floor(us / 1000) + margin))
-end
-"
-        )
-    };
 }
 
 // The fence is written before the lock: should the second write fail, a number is lost, not a promise. No `be_master`
@@ -161,7 +89,7 @@ return {'ok', us, fence, tonumber(ttl)}
 ));
 
 // Never creates and never shortens.
-static RENEW: Script = Script::new(concat!(
+pub(crate) static RENEW: Script = Script::new(concat!(
     be_master!("3"),
     time!(),
     read_lock!(),
@@ -176,14 +104,14 @@ if type(v) == 'string' and string.sub(v, 1, #own) == own then
   end
   return {'ok', us, left}
 end
-if redis.call('GET', KEYS[2]) == 'broken' then return {'broken', us} end
+if KEYS[2] ~= KEYS[1] and redis.call('GET', KEYS[2]) == 'broken' then return {'broken', us} end
 if v then return {'taken', us} end
 return {'none', us}
 "
 ));
 
 // PUBLISH by pcall: a user who may not use the channel still ends leases, and waiters find out by looking.
-static RELEASE: Script = Script::new(concat!(
+pub(crate) static RELEASE: Script = Script::new(concat!(
     be_master!("3"),
     time!(),
     read_lock!(),
@@ -204,7 +132,7 @@ return {'ok', us, ended}
 
 // The mark stays until no copy of the acquire can run: by the clock that copies are checked against, and for the time
 // that a copy sent just now could have been given.
-static CANCEL: Script = Script::new(concat!(
+pub(crate) static CANCEL: Script = Script::new(concat!(
     be_master!("3"),
     time!(),
     read_lock!(),
@@ -224,7 +152,7 @@ return {'gone', us}
 "
 ));
 
-static RAISE: Script = Script::new(concat!(
+pub(crate) static RAISE: Script = Script::new(concat!(
     be_master!("4"),
     time!(),
     read_lock!(),
@@ -247,7 +175,7 @@ return {'ok', us}
 "
 ));
 
-static RAISE_FENCE: Script = Script::new(concat!(
+pub(crate) static RAISE_FENCE: Script = Script::new(concat!(
     be_master!("2"),
     time!(),
     read_fence!("1"),
@@ -292,7 +220,7 @@ return {'ok', us, fence}
 "
 ));
 
-static INSPECT: Script = Script::new(concat!(
+pub(crate) static INSPECT: Script = Script::new(concat!(
     time!(),
     read_lock!(),
     read_fence!("2"),
@@ -330,12 +258,12 @@ impl Keys {
         }
     }
 
-    fn gone(&self, owner: &str) -> String {
+    pub(crate) fn gone(&self, owner: &str) -> String {
         format!("{}gone:{owner}", self.base)
     }
 
     /// A key that never exists.
-    fn none(&self) -> String {
+    pub(crate) fn none(&self) -> String {
         format!("{}none", self.base)
     }
 
@@ -391,7 +319,7 @@ impl Record {
     }
 }
 
-fn own(owner: &Owner, fence: Fence) -> String {
+pub(crate) fn own(owner: &Owner, fence: Fence) -> String {
     format!("{}|{fence}|", hex(owner))
 }
 
@@ -405,7 +333,7 @@ pub(crate) fn hex(owner: &Owner) -> String {
     text
 }
 
-fn unhex(text: &str) -> Option<Owner> {
+pub(crate) fn unhex(text: &str) -> Option<Owner> {
     let mut bytes = [0; 16];
     if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
@@ -419,10 +347,10 @@ fn unhex(text: &str) -> Option<Owner> {
 /// The answer of a script: a word, the server's time, and what the word brings along.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    word: Vec<u8>,
+    pub(crate) word: Vec<u8>,
     /// The server's clock, in microseconds.
     pub(crate) us: u64,
-    rest: Vec<Value>,
+    pub(crate) rest: Vec<Value>,
 }
 
 impl Answer {
@@ -438,19 +366,19 @@ impl Answer {
         }
     }
 
-    fn int(&self, at: usize) -> Result<i64> {
+    pub(crate) fn int(&self, at: usize) -> Result<i64> {
         match self.rest.get(at) {
             Some(Value::Int(n)) => Ok(*n),
             _ => Err(unreadable()),
         }
     }
 
-    fn fence(&self, at: usize) -> Result<Fence> {
+    pub(crate) fn fence(&self, at: usize) -> Result<Fence> {
         Fence::new(self.int(at)?)
     }
 
     /// What PTTL said: nothing is left of a key that does not end.
-    fn left(&self, at: usize) -> Result<Duration> {
+    pub(crate) fn left(&self, at: usize) -> Result<Duration> {
         Ok(u64::try_from(self.int(at)?).map_or(Duration::MAX, Duration::from_millis))
     }
 
@@ -463,11 +391,11 @@ impl Answer {
 }
 
 /// It was done, or not: the answer is no help.
-fn unreadable() -> Error {
+pub(crate) fn unreadable() -> Error {
     Error::new(ErrorKind::Unknown, "the server's answer is not one of ours")
 }
 
-fn alien() -> Error {
+pub(crate) fn alien() -> Error {
     Error::new(
         ErrorKind::Misconfigured,
         "the fence key of this lock holds something that is not ours; find out whose it is and remove it, or use another \
@@ -475,7 +403,7 @@ fn alien() -> Error {
     )
 }
 
-fn full() -> Error {
+pub(crate) fn full() -> Error {
     Error::new(
         ErrorKind::Invalid,
         "the fence would reach 2^53 - 1, the largest number that the server counts exactly",
@@ -486,7 +414,12 @@ fn full() -> Error {
 #[derive(Debug)]
 pub(crate) enum Acquired {
     /// It is ours, since now or since an earlier copy of the request.
-    Ours { fence: Fence, left: Duration },
+    Ours {
+        fence: Fence,
+        left: Duration,
+        /// Why it does not count: too few replicas have it.
+        short: Option<Error>,
+    },
     /// Somebody else has it; no record where what is there is not ours.
     Held { record: Option<Record>, left: Duration, us: u64 },
     /// The request came after its time.
@@ -505,12 +438,13 @@ pub(crate) struct Ask<'a> {
     pub(crate) label: Option<&'a str>,
 }
 
+/// Asks once. `None`: it was sent on, or refused for now, and is to be asked anew.
 pub(crate) async fn acquire(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     ask: &Ask<'_>,
-) -> Result<(Moment, Acquired)> {
+) -> Result<Option<(Moment, Acquired)>> {
     let owner = hex(ask.owner);
     let gone = keys.gone(&owner);
     let floor = ask.floor.map_or(0, Fence::get);
@@ -522,9 +456,12 @@ pub(crate) async fn acquire(
         &decimal(millis(ask.margin)),
         ask.label.unwrap_or_default().as_bytes(),
     ];
-    let (sent, answer) = link.run(call, &ACQUIRE, &[&keys.lock, &keys.fence, &gone], &args).await?;
+    let Some(done) = trip.step(call, &ACQUIRE, &[&keys.lock, &keys.fence, &gone], &args, true).await? else {
+        return Ok(None);
+    };
+    let Done { sent, answer, short } = done;
     let acquired = match &*answer.word {
-        b"ok" => Acquired::Ours { fence: answer.fence(0)?, left: answer.left(1)? },
+        b"ok" => Acquired::Ours { fence: answer.fence(0)?, left: answer.left(1)?, short },
         b"held" => Acquired::Held { left: answer.left(0)?, record: answer.record(1), us: answer.us },
         b"late" => Acquired::Late,
         b"over" => Acquired::Over,
@@ -532,7 +469,7 @@ pub(crate) async fn acquire(
         b"full" => return Err(full()),
         _ => return Err(unreadable()),
     };
-    Ok((sent, acquired))
+    Ok(Some((sent, acquired)))
 }
 
 /// Whether a holding is on record.
@@ -549,7 +486,7 @@ pub(crate) enum Standing<T> {
 }
 
 impl<T> Standing<T> {
-    fn read(answer: &Answer, ours: impl FnOnce() -> Result<T>) -> Result<Self> {
+    pub(crate) fn read(answer: &Answer, ours: impl FnOnce() -> Result<T>) -> Result<Self> {
         match &*answer.word {
             b"ok" => ours().map(Self::Ours),
             b"taken" => Ok(Self::Taken),
@@ -578,8 +515,13 @@ impl Renewal {
         &RENEW
     }
 
-    pub(crate) fn into_request(self) -> (Vec<String>, Vec<Vec<u8>>) {
-        (self.keys.into(), self.args.into())
+    /// `in_cluster`: by the lock's key alone, which a node has or has not while the slot moves.
+    pub(crate) fn into_request(self, in_cluster: bool) -> Request {
+        let keys = match in_cluster {
+            true => vec![self.keys[0].clone(); 3],
+            false => self.keys.into(),
+        };
+        (keys, self.args.into())
     }
 
     pub(crate) fn read(answer: &Answer) -> Result<Standing<Duration>> {
@@ -588,19 +530,28 @@ impl Renewal {
 }
 
 pub(crate) async fn renew(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     renewal: &Renewal,
 ) -> Result<(Moment, Standing<Duration>)> {
     let [lock, gone, none] = &renewal.keys;
     let [own, ttl] = &renewal.args;
-    let (sent, answer) = link.run(call, &RENEW, &[lock, gone, none], &[own, ttl]).await?;
+    if trip.is_cluster {
+        let (sent, answer) =
+            trip.run(call, &RENEW, &[lock.as_str(); 3], &[own, ttl], true).await?.acknowledged()?;
+        if let found @ Standing::Ours(_) = Renewal::read(&answer)? {
+            return Ok((sent, found));
+        }
+        // The mark of a break was not looked at.
+    }
+    let done = trip.run(call, &RENEW, &[lock, gone, none], &[own, ttl], true).await?;
+    let (sent, answer) = done.acknowledged()?;
     Ok((sent, Renewal::read(&answer)?))
 }
 
 /// Ends a holding; says whether it was on record. `not_after` is for an acquisition that had an unanswered request.
 pub(crate) async fn release(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     owner: &Owner,
@@ -609,15 +560,21 @@ pub(crate) async fn release(
 ) -> Result<bool> {
     let gone = keys.gone(&hex(owner));
     let own = own(owner, fence);
+    let doubtless = not_after.is_none();
     let not_after = decimal(not_after.unwrap_or(0));
     let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    Ok(answer.int(0)? == 1)
+    let none = keys.none();
+    let keys: [&str; 3] = match trip.is_cluster && doubtless {
+        true => [&keys.lock; 3],
+        false => [&keys.lock, &gone, &none],
+    };
+    let done = trip.run(call, &RELEASE, &keys, &args, false).await?;
+    Ok(done.answer.int(0)? == 1)
 }
 
 /// Ends an acquisition for good, or adopts what it was granted.
 pub(crate) async fn cancel(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     owner: &Owner,
@@ -630,16 +587,20 @@ pub(crate) async fn cancel(
     let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
     let args: [&[u8]; 5] =
         [hex.as_bytes(), if adopt { b"1" } else { b"0" }, &not_after, &ttl, keys.channel.as_bytes()];
-    let (sent, answer) = link.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    match &*answer.word {
-        b"ok" => Ok((sent, Some((answer.fence(0)?, answer.left(1)?)))),
-        b"gone" => Ok((sent, None)),
+    let done = trip.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args, adopt).await?;
+    match &*done.answer.word {
+        // What is adopted counts as little as a grant that replicas do not have.
+        b"ok" => {
+            let (sent, answer) = done.acknowledged()?;
+            Ok((sent, Some((answer.fence(0)?, answer.left(1)?))))
+        }
+        b"gone" => Ok((done.sent, None)),
         _ => Err(unreadable()),
     }
 }
 
 pub(crate) async fn raise(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     owner: &Owner,
@@ -651,12 +612,13 @@ pub(crate) async fn raise(
     let own = own(owner, fence);
     let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-    let (_, answer) = link.run(call, &RAISE, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
+    let keys: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
+    let (_, answer) = trip.run(call, &RAISE, &keys, &args, true).await?.acknowledged()?;
     Standing::read(&answer, || Ok(()))
 }
 
 pub(crate) async fn raise_fence(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     floor: Fence,
@@ -664,7 +626,8 @@ pub(crate) async fn raise_fence(
 ) -> Result<Fence> {
     let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-    let (_, answer) = link.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
+    let done = trip.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args, true).await?;
+    let (_, answer) = done.acknowledged()?;
     match &*answer.word {
         b"ok" => answer.fence(0),
         b"alien" => Err(alien()),
@@ -675,7 +638,7 @@ pub(crate) async fn raise_fence(
 
 /// Takes the lock from the holder that was seen, or raises the fence of a free one. `None`: it is not as it was seen.
 pub(crate) async fn break_lock(
-    link: &Link,
+    trip: &mut Trip<'_>,
     call: &Call,
     keys: &Keys,
     seen: Option<&Record>,
@@ -685,7 +648,8 @@ pub(crate) async fn break_lock(
     let gone = keys.gone(&seen.map(|record| hex(&record.owner)).unwrap_or_default());
     let margin = decimal(millis(margin));
     let args: [&[u8]; 3] = [own.as_bytes(), &margin, keys.channel.as_bytes()];
-    let (_, answer) = link.run(call, &BREAK, &[&keys.lock, &keys.fence, &gone, &keys.none()], &args).await?;
+    let keys: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
+    let (_, answer) = trip.run(call, &BREAK, &keys, &args, true).await?.acknowledged()?;
     match &*answer.word {
         b"ok" => answer.fence(0).map(Some),
         b"changed" => Ok(None),
@@ -706,8 +670,8 @@ pub(crate) struct Seen {
     pub(crate) us: u64,
 }
 
-pub(crate) async fn inspect(link: &Link, call: &Call, keys: &Keys) -> Result<Seen> {
-    let (_, answer) = link.run(call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
+pub(crate) async fn inspect(trip: &mut Trip<'_>, call: &Call, keys: &Keys) -> Result<Seen> {
+    let answer = trip.run(call, &INSPECT, &[&keys.lock, &keys.fence], &[], false).await?.answer;
     match &*answer.word {
         b"held" | b"none" => {}
         b"alien" => return Err(alien()),
@@ -725,12 +689,100 @@ pub(crate) async fn inspect(link: &Link, call: &Call, keys: &Keys) -> Result<See
     })
 }
 
+/// How many keys one step of a scan looks at: a fraction of a millisecond of the server's time.
+const SCAN_STEP: usize = 1000;
+const LIST_PAGE: usize = 1000;
+
+/// Takes one step over the keys of a pattern: the next cursor, unless it is the end, and keys, some perhaps twice.
+async fn scan(
+    link: &Link,
+    call: &Call,
+    pattern: &str,
+    cursor: &[u8],
+) -> Result<(Option<Vec<u8>>, Vec<Vec<u8>>)> {
+    if call.remaining().is_zero() {
+        return Err(Error::new(ErrorKind::Unavailable, "the call was over before all keys were seen"));
+    }
+    let mut command = redis::cmd("SCAN");
+    command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
+    let not_a_scan = || Error::new(ErrorKind::Unknown, "SCAN answered with something else");
+    let Value::Array(parts) = link.command(call, &command).await? else { return Err(not_a_scan()) };
+    let mut parts = parts.into_iter();
+    let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (parts.next(), parts.next()) else {
+        return Err(not_a_scan());
+    };
+    let keys = keys.into_iter().filter_map(|key| match key {
+        Value::BulkString(key) => Some(key),
+        _ => None,
+    });
+    Ok(((next != b"0").then_some(next), keys.collect()))
+}
+
+/// Adds the names that one server knows to a page of the smallest.
+pub(crate) async fn names(
+    link: &Link,
+    call: &Call,
+    prefix: Option<&LockName>,
+    after: Option<&LockName>,
+    page: &mut BTreeSet<LockName>,
+) -> Result<()> {
+    let pattern = Keys::pattern(call.namespace());
+    let mut cursor = Some(b"0".to_vec());
+    while let Some(from) = cursor {
+        let keys;
+        (cursor, keys) = scan(link, call, &pattern, &from).await?;
+        for key in keys {
+            let name = Keys::name(call.namespace(), &key)
+                .filter(|name| prefix.is_none_or(|prefix| name.is_under(prefix)))
+                .filter(|name| after.is_none_or(|after| name > after));
+            if let Some(name) = name {
+                page.insert(name);
+                if page.len() > LIST_PAGE {
+                    page.pop_last();
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Looks at all fences of a pattern on one server; at least its time, below which is what was collected.
+pub(crate) async fn highest_fence(link: &Link, call: &Call, pattern: &str) -> Result<i64> {
+    let (mut cursor, mut highest) = (Some(b"0".to_vec()), 0);
+    while let Some(from) = cursor {
+        let keys;
+        (cursor, keys) = scan(link, call, pattern, &from).await?;
+        // One by one, because in a Cluster they lie in many slots.
+        let mut looks = redis::pipe();
+        for key in &keys {
+            looks.cmd("GET").arg(key);
+        }
+        if keys.is_empty() {
+            continue;
+        }
+        for value in link.commands(call, &looks, keys.len()).await? {
+            if matches!(&value, Value::ServerError(e) if matches!(e.code(), "MOVED" | "ASK" | "TRYAGAIN")) {
+                return Err(Error::new(ErrorKind::Unavailable, "fences move between nodes; ask again"));
+            }
+            let fence = greeting::text(Some(value))
+                .and_then(|text| text.split_once('|').and_then(|(fence, _)| fence.parse::<i64>().ok()));
+            highest = highest.max(fence.unwrap_or(0));
+        }
+    }
+    // After the walk: a grant that it missed was made before now.
+    let time = link.command(call, &redis::cmd("TIME")).await?;
+    let us = greeting::server_time(&time)
+        .and_then(|us| i64::try_from(us).ok())
+        .ok_or_else(|| Error::new(ErrorKind::Unknown, "TIME answered with something else"))?;
+    Ok(highest.max(us))
+}
+
 /// Rounds up to the millisecond: a TTL below one must not become zero.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-fn decimal(n: u64) -> Vec<u8> {
+pub(crate) fn decimal(n: u64) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 

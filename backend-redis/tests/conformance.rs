@@ -1,6 +1,7 @@
-//! A Redis server of the test's own under the suite: one server a run, a namespace of its own for each case.
+//! Redis of the test's own under the suite, in every set-up: one a run, a namespace of its own for each case.
 
 use std::{
+    net::SocketAddr,
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
@@ -10,20 +11,28 @@ use lockcore::{
     backend::{LockBackend, Owner, async_trait},
 };
 use lockcore_conformance::{Service, Suite};
-use lockcore_redis::{RedisBackend, RedisConfig};
+use lockcore_redis::{RedisBackend, RedisConfig, RedlockBackend, RedlockConfig};
 
 #[path = "../src/tests/server.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod server;
 
-struct RedisServer {
-    port: u16,
+use server::{ClusterOf, Fleet, Server};
+
+/// How a set-up is reached by the code under test, and past it.
+#[derive(Clone)]
+struct Store {
+    url: String,
+    /// The servers that may have a lock.
+    ports: Vec<u16>,
+    /// On so many of them it is held.
+    majority: usize,
     namespace: OnceLock<String>,
 }
 
-impl RedisServer {
-    fn on(port: u16) -> Self {
-        Self { port, namespace: OnceLock::new() }
+impl Store {
+    fn new(url: String, ports: Vec<u16>, majority: usize) -> Self {
+        Self { url, ports, majority, namespace: OnceLock::new() }
     }
 
     /// The second road: the key itself, by the shape that the crate's README gives.
@@ -32,32 +41,58 @@ impl RedisServer {
         format!("lockcore:{}:{{{name}}}:lock", self.namespace.get().map_or("", String::as_str))
     }
 
-    fn raw<T: redis::FromRedisValue>(&self, command: &str, key: &str) -> T {
-        let client =
-            redis::Client::open(format!("redis://127.0.0.1:{}/", self.port)).expect("a plain address");
-        let mut connection = client.get_connection().expect("the server answers");
-        redis::cmd(command).arg(key).query(&mut connection).expect("the server answers")
+    /// Asks every server; one that does not decide about the key has nothing to say.
+    fn raw<T: redis::FromRedisValue>(&self, command: &str, key: &str) -> Vec<T> {
+        let ask = |port: &u16| {
+            let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).expect("a plain address");
+            let mut connection = client.get_connection().expect("the server answers");
+            match redis::cmd(command).arg(key).query(&mut connection) {
+                Ok(answer) => Some(answer),
+                Err(error) if error.code() == Some("MOVED") => None,
+                Err(error) => panic!("the server on port {port} answers: {error}"),
+            }
+        };
+        self.ports.iter().filter_map(ask).collect()
     }
 }
 
 #[async_trait]
-impl Service for RedisServer {
+impl Service for Store {
     async fn connect(&self) -> Arc<dyn LockBackend> {
-        connect(self.port.to_string()).await
+        connect(self.url.clone()).await
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        vec![([127, 0, 0, 1], self.port).into()]
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        connect(addresses[0].port().to_string()).await
+    }
+
+    /// The nodes of a Cluster tell clients where they are themselves, past every proxy.
+    fn servers(&self) -> Vec<SocketAddr> {
+        if self.url.starts_with("redis+cluster:") {
+            return Vec::new();
+        }
+        self.ports.iter().map(|port| ([127, 0, 0, 1], *port).into()).collect()
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        let there = list(&self.ports);
+        let through: Vec<u16> = addresses.iter().map(SocketAddr::port).collect();
+        connect(self.url.replace(&there, &list(&through))).await
     }
 
     async fn holder(&self, name: &LockName) -> Option<Owner> {
-        let value: Option<String> = self.raw("GET", &self.key(name));
-        let hex = value?.split('|').next()?.to_owned();
-        let mut bytes = [0; 16];
-        for (n, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(hex.get(2 * n..2 * n + 2)?, 16).ok()?;
-        }
-        Some(Owner::from_bytes(bytes))
+        let values: Vec<Option<String>> = self.raw("GET", &self.key(name));
+        let owners: Vec<Owner> = values.into_iter().flatten().filter_map(|value| owner(&value)).collect();
+        let count = |owner: &Owner| owners.iter().filter(|other| *other == owner).count();
+        owners.iter().find(|owner| count(owner) >= self.majority).copied()
     }
 
     async fn steal(&self, name: &LockName) {
-        let _: i64 = self.raw("DEL", &self.key(name));
+        let _: Vec<i64> = self.raw("DEL", &self.key(name));
     }
 
     fn namespace(&self, seed: u64) -> String {
@@ -73,13 +108,37 @@ impl Service for RedisServer {
     }
 
     fn address(&self) -> Option<String> {
-        Some(self.port.to_string())
+        Some(self.url.clone())
     }
 }
 
-async fn connect(port: String) -> Arc<dyn LockBackend> {
-    let port = port.parse().expect("a port");
-    Arc::new(RedisBackend::connect(RedisConfig::new("127.0.0.1", port)).await.expect("the server answers"))
+fn owner(value: &str) -> Option<Owner> {
+    let hex = value.split('|').next()?;
+    let mut bytes = [0; 16];
+    for (n, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * n..2 * n + 2)?, 16).ok()?;
+    }
+    Some(Owner::from_bytes(bytes))
+}
+
+async fn connect(url: String) -> Arc<dyn LockBackend> {
+    if url.starts_with("redlock:") {
+        let config = RedlockConfig::from_url(&url).expect("an address");
+        return Arc::new(RedlockBackend::connect(config).await.expect("the servers answer"));
+    }
+    let config = RedisConfig::from_url(&url).expect("an address");
+    Arc::new(RedisBackend::connect(config).await.expect("the server answers"))
+}
+
+fn list(ports: &[u16]) -> String {
+    ports.iter().map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
+}
+
+/// Says whether the command line asks for this set-up: by its name, by a topic or a case of any, or by nothing.
+fn is_wanted(profile: &str) -> bool {
+    let filters: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let names = |filter: &String| filter.starts_with(profile) || !filter.starts_with("redis-");
+    filters.is_empty() || filters.iter().any(names)
 }
 
 fn main() -> ExitCode {
@@ -88,9 +147,35 @@ fn main() -> ExitCode {
         return code;
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime can be made");
-    let Some(server) = runtime.block_on(server::Server::start()) else {
-        return ExitCode::SUCCESS;
+    let mut failed = false;
+    let mut play = |profile: &'static str, store: Store| {
+        let suite = Suite::new(profile, async move || store.clone());
+        failed |= suite.main() != ExitCode::SUCCESS;
     };
-    let port = server.port;
-    Suite::new("redis-single", async move || RedisServer::on(port)).main()
+    // Each set-up ends before the next begins: the machine is small.
+    if is_wanted("redis-single") {
+        let Some(server) = runtime.block_on(Server::start()) else { return ExitCode::SUCCESS };
+        let url = format!("redis://{}", list(&[server.port]));
+        play("redis-single", Store::new(url, vec![server.port], 1));
+    }
+    if is_wanted("redis-replicated") {
+        let Some(fleet) = runtime.block_on(Fleet::start(2, &[])) else { return ExitCode::SUCCESS };
+        let url = format!("redis://{}?wait-replicas=majority", list(&[fleet.master.port]));
+        play("redis-replicated", Store::new(url, vec![fleet.master.port], 1));
+    }
+    if is_wanted("redis-cluster") {
+        let Some(cluster) = runtime.block_on(ClusterOf::start(3, 0)) else { return ExitCode::SUCCESS };
+        let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.port).collect();
+        play("redis-cluster", Store::new(format!("redis+cluster://{}", list(&ports)), ports, 1));
+    }
+    if is_wanted("redis-redlock") {
+        let mut servers = Vec::new();
+        for _ in 0..3 {
+            let Some(server) = runtime.block_on(Server::start()) else { return ExitCode::SUCCESS };
+            servers.push(server);
+        }
+        let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
+        play("redis-redlock", Store::new(format!("redlock://{}", list(&ports)), ports, 2));
+    }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -16,7 +16,7 @@ use std::{
 
 use lockcore::{
     ClientOptions, LockClient, LockName,
-    backend::{Capabilities, Clock, LockBackend, Moment, Owner},
+    backend::{Capabilities, Clock, LockBackend, Moment, Owner, WakeUp},
 };
 
 pub use child::{Child, ChildLease, child_main};
@@ -25,9 +25,9 @@ pub(crate) use client::assert_refused;
 #[doc(hidden)]
 pub use register::Flaw;
 pub use register::Register;
-pub use service::{Service, Wire};
+pub use service::{Servers, Service, Wire};
 
-use crate::history::{ClockKind, FaultClass, Recorder, Rules};
+use crate::history::{Bounds, ClockKind, FaultClass, FaultLog, Recorder, Rules};
 
 /// Nothing that is awaited here takes this long; a case that hangs says what it waited for.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(20);
@@ -66,7 +66,7 @@ impl Bench {
             .expect("memory needs no file");
         let capabilities = service.connect().await.capabilities();
         let rules = Rules::complete().with(|r| {
-            r.bounds.fair = capabilities.fair;
+            r.bounds = bounds(&capabilities, service.virtual_time());
             // A waiter's later looks are requests that only the backend sees, so an answer may come long after `sent`.
             r.queue = true;
         });
@@ -93,18 +93,33 @@ impl Bench {
             .expect("a short, plain name")
     }
 
-    /// Opens a connection, behind the suite's door where the service offers no wire.
+    /// Opens a connection, through proxies or behind the suite's door where the service offers no wire of its own.
     async fn connect(&self) -> Arc<dyn LockBackend> {
-        let backend = self.stage.service.connect().await;
-        match self.stage.service.wire() {
-            Some(_) => backend,
-            None => Arc::new(door::Behind { door: self.stage.door.clone(), backend }),
+        let (service, door) = (self.stage.service.clone(), self.stage.door.clone());
+        if service.wire().is_some() {
+            return service.connect().await;
         }
+        let lines: Vec<_> = service.servers().into_iter().map(|server| door.open_line(server)).collect();
+        let backend = if lines.is_empty() {
+            service.connect().await
+        } else {
+            let addresses: Vec<_> = lines.iter().map(|line| line.address()).collect();
+            service.connect_through(&addresses).await
+        };
+        Arc::new(door::Behind { door, service, lines, backend })
     }
 
     /// Connects a client that speaks the backend's own verbs and records what it does.
     pub async fn client(&self, name: &str) -> Client {
         Client::new(self, name, self.connect().await)
+    }
+
+    /// As [`client`](Self::client), on a connection that no fault of the [`wire`](Self::wire) meets where proxies make them.
+    pub async fn unharmed(&self, name: &str) -> Client {
+        if self.stage.service.servers().is_empty() {
+            return self.client(name).await;
+        }
+        Client::new(self, name, self.stage.service.connect().await)
     }
 
     /// Connects a client of the library, whose guards renew; what it does is recorded from its event stream.
@@ -167,7 +182,7 @@ impl Bench {
     }
 
     /// Looks again and again until a look shows what is awaited.
-    pub async fn until<F: Future<Output = bool>>(&self, what: &str, mut look: impl FnMut() -> F) {
+    pub async fn until(&self, what: &str, mut look: impl AsyncFnMut() -> bool) {
         let give_up = self.now().saturating_add(WATCHDOG.max(self.ttl() * 10));
         while !look().await {
             assert!(self.now() < give_up, "waited in vain until {what}");
@@ -192,10 +207,39 @@ impl Bench {
         self.stage.service.queued(name).await.expect("the case needs `Queue`")
     }
 
-    /// Returns the switches for requests and replies: on the service's wire, or else at the backend's door. What the
-    /// backend itself makes of a reply that is late is seen only on a wire; such a case needs `Wire`.
+    /// Counts the waiters in the store's queue, if it has one that can be looked at.
+    pub async fn queue_of(&self, name: &LockName) -> Option<u32> {
+        self.stage.service.queued(name).await
+    }
+
+    /// Returns the switches for requests and replies: of the service, or of the proxies before its servers, or else at the
+    /// backend's door. What the backend itself makes of a reply that is late is seen only on a wire; such a case needs `Wire`.
     pub fn wire(&self) -> &dyn Wire {
         self.stage.service.wire().unwrap_or(&*self.stage.door)
+    }
+
+    /// Returns power over the servers; the case needs `Servers`.
+    pub fn servers(&self) -> &dyn Servers {
+        self.stage.service.power().expect("the case needs `Servers`")
+    }
+
+    /// Kills a server, and tells the history.
+    pub async fn kill(&self, server: usize) -> FaultLog {
+        let fault = self.fault("kill", &format!("server {server}"), FaultClass::A2);
+        self.servers().kill(server).await;
+        fault
+    }
+
+    /// Stops a server, and tells the history.
+    pub async fn stop(&self, server: usize) -> FaultLog {
+        let fault = self.fault("pause", &format!("server {server}"), FaultClass::A1);
+        self.servers().stop(server).await;
+        fault
+    }
+
+    /// Begins a fault of the history.
+    pub fn fault(&self, what: &str, target: &str, class: FaultClass) -> FaultLog {
+        self.stage.recorder.fault(what, target, "", class, "by the suite")
     }
 
     /// Starts a client in a process of its own; the case needs `Processes`.
@@ -235,6 +279,24 @@ impl Bench {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % limit.max(1)
     }
+}
+
+/// What must happen in time, once the last fault has ended: generous on a busy machine, exact in virtual time.
+fn bounds(capabilities: &Capabilities, virtual_time: bool) -> Bounds {
+    let real = |time: Duration| Some(if virtual_time { Duration::from_millis(20) } else { time });
+    let wake = match capabilities.wake_up {
+        WakeUp::Push => Duration::from_secs(2),
+        _ => Duration::from_secs(4),
+    };
+    Bounds::default().with(|b| {
+        b.fair = capabilities.fair;
+        b.takeover = real(Duration::from_secs(4));
+        b.wake = real(wake);
+        b.quiet = real(wake * 2);
+        b.wait_slack = Some(Duration::from_millis(if virtual_time { 100 } else { 1000 }));
+        b.close = Some(Duration::from_secs(2));
+        b.recovery = real(Duration::from_secs(10));
+    })
 }
 
 /// Polls a future once.

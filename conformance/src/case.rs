@@ -41,6 +41,12 @@ impl std::fmt::Display for Unexpected {
 pub enum Need {
     /// A wire between backend and store that can be slowed: [`Service::wire`](crate::Service::wire).
     Wire,
+    /// Proxies on the wire: [`Service::servers`](crate::Service::servers).
+    Line,
+    /// Servers of the case's own: [`Suite::own_servers`](crate::Suite::own_servers).
+    Servers,
+    /// Several servers that stand in for each other.
+    Members,
     /// Grants in order of arrival.
     Fair,
     /// A look at the queue: [`Service::queued`](crate::Service::queued).
@@ -51,6 +57,8 @@ pub enum Need {
     Floor,
     /// Time that a test owns.
     VirtualTime,
+    /// Time that passes by itself, also for another runtime.
+    RealTime,
 }
 
 impl Need {
@@ -58,21 +66,28 @@ impl Need {
     pub(crate) fn missing(self) -> &'static str {
         match self {
             Self::Wire => "the wire between backend and store cannot be slowed here",
+            Self::Line => "no proxy stands between backend and store",
+            Self::Servers => "no case has servers of its own to kill",
+            Self::Members => "no other server stands in for it",
             Self::Fair => "it does not promise an order",
             Self::Queue => "its queue cannot be looked at",
             Self::Processes => "no other process reaches it",
             Self::Floor => "it honours no fence floor",
             Self::VirtualTime => "its time is real",
+            Self::RealTime => "its time belongs to one runtime",
         }
     }
 
     /// Says whether what is missing is missing by design, so that the case does not apply. The rest could be offered, and
     /// the case is *not run* until it is.
-    pub(crate) fn by_design(self, capabilities: &Capabilities) -> bool {
+    pub(crate) fn by_design(self, capabilities: &Capabilities, embedded: bool) -> bool {
         match self {
-            Self::Fair | Self::Floor => true,
+            Self::Fair | Self::Floor | Self::Members | Self::RealTime => true,
+            Self::Queue => !capabilities.fair,
             Self::Processes => capabilities.consistency == Consistency::Process,
-            Self::Wire | Self::Queue | Self::VirtualTime => false,
+            // No network and no server stand between it and its client.
+            Self::Wire | Self::Line | Self::Servers => embedded,
+            Self::VirtualTime => false,
         }
     }
 }

@@ -14,9 +14,11 @@ mod migration;
 mod names;
 mod operators;
 mod ownership;
+mod partition;
 mod pause;
 mod renewal;
 mod scale;
+mod servers;
 mod soak;
 mod stale_fence;
 mod waiting;
@@ -35,7 +37,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         waiting::CASES,
         cancel::CASES,
         lost_replies::CASES,
+        partition::CASES,
         faults::CASES,
+        servers::CASES,
         soak::CASES,
         clocks::CASES,
         config::CASES,

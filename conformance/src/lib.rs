@@ -32,13 +32,14 @@
 pub mod bench;
 mod case;
 mod cases;
+pub mod faultline;
 pub mod history;
 mod memory;
 mod mutants;
 pub mod report;
 mod suite;
 
-pub use bench::{Bench, Service, Wire, child_main};
+pub use bench::{Bench, Servers, Service, Wire, child_main};
 pub use case::{Case, Need, Outcome, Unexpected, Verdict};
 pub use memory::MemoryService;
 pub use mutants::kill_all;

@@ -35,6 +35,7 @@ pub struct Suite {
     profile: &'static str,
     start: Start,
     connect: Option<Connect>,
+    own_servers: Option<(usize, Start)>,
 }
 
 impl std::fmt::Debug for Suite {
@@ -60,12 +61,18 @@ impl Suite {
         profile: &'static str,
         start: impl AsyncFn() -> S + Send + Sync + 'static,
     ) -> Self {
-        let start = Arc::new(start);
-        let start: Start = Arc::new(move || {
-            let start = start.clone();
-            Box::pin(async move { Arc::new(start().await) as Arc<dyn Service> })
-        });
-        Self { profile, start, connect: None }
+        Self { profile, start: boxed(start), connect: None, own_servers: None }
+    }
+
+    /// Says how to start a service whose servers are one case's own, to stop and kill, and how many servers that are.
+    #[must_use]
+    pub fn own_servers<S: Service>(
+        mut self,
+        count: usize,
+        start: impl AsyncFn() -> S + Send + Sync + 'static,
+    ) -> Self {
+        self.own_servers = Some((count, boxed(start)));
+        self
     }
 
     /// Says how a process started from this binary reaches the store by the service's address.
@@ -98,7 +105,11 @@ impl Suite {
                         None => missing.push((why, 1)),
                     }
                 }
-                let (profile, start, log) = (self.profile, self.start.clone(), log.clone());
+                let start = match &self.own_servers {
+                    Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
+                    _ => self.start.clone(),
+                };
+                let (profile, log) = (self.profile, log.clone());
                 Trial::test(name, move || {
                     let began = std::time::Instant::now();
                     let played = play_patiently(profile, case, start, virtual_time);
@@ -119,6 +130,7 @@ impl Suite {
 
     fn offers(&self) -> (Vec<Need>, Option<About>) {
         let start = self.start.clone();
+        let servers = self.own_servers.as_ref().map_or(0, |(count, _)| *count);
         on_a_runtime(false, move || async move {
             let service = start().await;
             let capabilities = service.connect().await.capabilities();
@@ -129,16 +141,28 @@ impl Suite {
                     offers.push(need);
                 }
             };
-            offer(Need::Wire, service.wire().is_some());
+            offer(Need::Wire, service.wire().is_some() || !service.servers().is_empty());
+            offer(Need::Line, !service.servers().is_empty());
+            offer(Need::Servers, servers > 0);
+            offer(Need::Members, servers > 1);
             offer(Need::Fair, capabilities.fair);
             offer(Need::Queue, service.queued(&name).await.is_some());
             offer(Need::Processes, service.address().is_some());
             offer(Need::Floor, capabilities.fence_floor);
             offer(Need::VirtualTime, service.virtual_time());
+            offer(Need::RealTime, !service.virtual_time());
             (offers, Some(About::ask(&*service, &capabilities).await))
         })
         .unwrap_or_default()
     }
+}
+
+fn boxed<S: Service>(start: impl AsyncFn() -> S + Send + Sync + 'static) -> Start {
+    let start = Arc::new(start);
+    Arc::new(move || {
+        let start = start.clone();
+        Box::pin(async move { Arc::new(start().await) as Arc<dyn Service> })
+    })
 }
 
 #[allow(clippy::print_stderr)]

@@ -13,47 +13,58 @@ use std::{
 use etcd_client::{Client, GetOptions};
 use lockcore::backend::*;
 use lockcore_etcd::{EtcdBackend, EtcdConfig};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// One server; its end is this value's.
-pub(crate) struct Server {
+/// Nothing here takes as long, on any machine.
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(20);
+
+/// One member: a process, where it listens, what it keeps.
+pub(crate) struct Member {
     child: Child,
-    data: PathBuf,
-    peer: String,
+    name: String,
     pub(crate) url: String,
-    pub(crate) dir: tempfile::TempDir,
+    pub(crate) peer: String,
+    cluster: String,
+    pub(crate) data: PathBuf,
+    more: Vec<String>,
 }
 
-impl Drop for Server {
+impl Drop for Member {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-impl Server {
-    /// Starts one; `None` if `LOCK_TEST_SKIP` names etcd, which the test then says. A missing server is a failure that
-    /// names the line that installs it.
-    pub(crate) fn start() -> Option<Self> {
-        if std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|store| store == "etcd")) {
-            let test = std::thread::current();
-            let line = format!("not run: {}: LOCK_TEST_SKIP names etcd\n", test.name().unwrap_or("a test"));
-            // Past the capture of the test harness, which shows nothing of a test that did not fail.
-            std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
-            return None;
-        }
-        for program in ["etcd", "etcdctl"] {
-            if let Err(error) = Command::new(program).arg("--version").stdout(Stdio::null()).status() {
-                panic!(
-                    "{program}: {error}; run: sudo apt-get install etcd-server etcd-client (or set LOCK_TEST_SKIP=etcd)"
-                );
+impl Member {
+    /// Starts one, which dies with the thread that started it, should the test be killed.
+    fn spawn(name: &str, url: &str, peer: &str, cluster: &str, data: PathBuf, more: &[&str]) -> Self {
+        let more: Vec<String> = more.iter().map(|&flag| flag.to_owned()).collect();
+        let child = process(name, url, peer, cluster, &data, &more);
+        let (name, url, peer) = (name.to_owned(), url.to_owned(), peer.to_owned());
+        Self { child, name, url, peer, cluster: cluster.to_owned(), data, more }
+    }
+
+    /// Starts one beside others that are named like in `--initial-cluster`, and waits until it listens.
+    pub(crate) fn spawn_at(dir: &Path, name: &str, peer: &str, others: &str, more: &[&str]) -> Self {
+        let cluster = format!("{name}={peer},{others}");
+        let mut member = Self::spawn(name, &free(), peer, &cluster, dir.join(name), more);
+        assert!(member.is_up(), "{name} ended");
+        member
+    }
+
+    /// Waits until it listens; false: it ended, because somebody else took its port.
+    fn is_up(&mut self) -> bool {
+        let begun = std::time::Instant::now();
+        let address = self.url.rsplit('/').next().unwrap().to_owned();
+        while std::net::TcpStream::connect(&address).is_err() {
+            if self.child.try_wait().unwrap().is_some() {
+                return false;
             }
+            assert!(begun.elapsed() < WATCHDOG, "{} does not listen", self.url);
+            // Between two looks at a process that is starting, not a wait for an effect.
+            std::thread::sleep(Duration::from_millis(2));
         }
-        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let (url, peer) = (format!("http://127.0.0.1:{}", free()), format!("http://127.0.0.1:{}", free()));
-        let dir = tempfile::tempdir().unwrap();
-        let data = dir.path().join("data");
-        let child = spawn(&url, &peer, &data);
-        Some(Self { child, data, peer, url, dir })
+        true
     }
 
     pub(crate) fn kill(&mut self) {
@@ -63,30 +74,186 @@ impl Server {
 
     pub(crate) fn restart(&mut self) {
         self.kill();
-        self.child = spawn(&self.url, &self.peer, &self.data);
+        self.child = process(&self.name, &self.url, &self.peer, &self.cluster, &self.data, &self.more);
+    }
+
+    /// Sends a signal; a stop is awaited.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).unwrap();
+        if signal == Signal::STOP {
+            waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+        }
+    }
+
+    pub(crate) async fn admin(&self) -> Client {
+        Client::connect([&self.url], None).await.unwrap()
+    }
+}
+
+/// Three members of one cluster, or another number; their end is this value's.
+pub(crate) struct Cluster {
+    pub(crate) members: Vec<Member>,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// Starts one; `None` if `LOCK_TEST_SKIP` names etcd.
+    pub(crate) fn start(size: usize) -> Option<Self> {
+        Self::with(size, &[])
+    }
+
+    /// Starts one with more flags for each member.
+    pub(crate) fn with(size: usize, more: &[&str]) -> Option<Self> {
+        if is_skipped() {
+            return None;
+        }
+        // Between the look for a free port and its use somebody else may take it: that member ends at once.
+        for _ in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let at: Vec<(String, String)> = (0..size).map(|_| (free(), free())).collect();
+            let cluster: Vec<String> =
+                at.iter().enumerate().map(|(n, (_, peer))| format!("m{n}={peer}")).collect();
+            let cluster = cluster.join(",");
+            let mut members: Vec<Member> = (at.iter().enumerate())
+                .map(|(n, (url, peer))| {
+                    let data = dir.path().join(format!("m{n}"));
+                    Member::spawn(&format!("m{n}"), url, peer, &cluster, data, more)
+                })
+                .collect();
+            if members.iter_mut().all(Member::is_up) {
+                return Some(Self { members, dir });
+            }
+        }
+        panic!("no cluster came up");
+    }
+
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.members.iter().map(|member| member.url.clone()).collect()
+    }
+
+    /// Returns the addresses, one of them first: the one that is asked until there is evidence against it.
+    pub(crate) fn urls_from(&self, first: usize) -> Vec<String> {
+        let mut urls = self.urls();
+        urls.rotate_left(first);
+        urls
+    }
+
+    pub(crate) async fn backend(&self) -> Arc<EtcdBackend> {
+        self.backend_with(0, |_| {}).await
+    }
+
+    pub(crate) async fn backend_with(
+        &self,
+        first: usize,
+        set: impl FnOnce(&mut EtcdConfig),
+    ) -> Arc<EtcdBackend> {
+        let config = EtcdConfig::new(self.urls_from(first)).with(set);
+        let backend = Arc::new(EtcdBackend::lazy(config).unwrap());
+        serves(&backend).await;
+        backend
+    }
+
+    /// Returns which member leads, as one of those sees it that answer.
+    pub(crate) async fn leader(&self) -> usize {
+        let mut found = None;
+        eventually("a leader is known", async || {
+            for member in &self.members {
+                let mut admin = member.admin().await;
+                let asked = tokio::time::timeout(Duration::from_millis(200), admin.status()).await;
+                let Ok(Ok(status)) = asked else { continue };
+                for (at, other) in self.members.iter().enumerate() {
+                    let mut admin = other.admin().await;
+                    let asked = tokio::time::timeout(Duration::from_millis(200), admin.status()).await;
+                    let Ok(Ok(other)) = asked else { continue };
+                    if other.header().unwrap().member_id() == status.leader() {
+                        found = Some(at);
+                        return true;
+                    }
+                }
+            }
+            false
+        })
+        .await;
+        found.unwrap()
+    }
+
+    /// Waits until every member serves and follows the same leader.
+    pub(crate) async fn is_whole(&self) {
+        eventually("every member follows one leader", async || {
+            let mut leaders = std::collections::HashSet::new();
+            for member in &self.members {
+                let mut admin = member.admin().await;
+                let asked = tokio::time::timeout(Duration::from_millis(500), async {
+                    admin.get("unrelated", None).await?;
+                    admin.status().await
+                });
+                match asked.await {
+                    Ok(Ok(status)) => leaders.insert(status.leader()),
+                    _ => return false,
+                };
+            }
+            leaders.len() == 1 && !leaders.contains(&0)
+        })
+        .await;
+    }
+}
+
+/// One server; its end is this value's.
+pub(crate) struct Server {
+    member: Member,
+    pub(crate) url: String,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Server {
+    /// Starts one; `None` if `LOCK_TEST_SKIP` names etcd, which the test then says. A missing server is a failure that
+    /// names the line that installs it.
+    pub(crate) fn start() -> Option<Self> {
+        Self::with(&[])
+    }
+
+    pub(crate) fn with(more: &[&str]) -> Option<Self> {
+        let Cluster { mut members, dir } = Cluster::with(1, more)?;
+        let member = members.pop().unwrap();
+        Some(Self { url: member.url.clone(), member, dir })
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.member.kill();
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.member.restart();
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        self.member.signal(signal);
+    }
+
+    pub(crate) fn peer(&self) -> &str {
+        &self.member.peer
     }
 
     /// Goes on from a snapshot with the same name, token and addresses.
     pub(crate) fn restore(&mut self, snapshot: &Path) {
         self.kill();
-        self.data = self.dir.path().join("restored");
+        let Member { name, peer, cluster, .. } = &self.member;
+        let data = self.dir.path().join("restored");
         let done = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
             .args(["snapshot", "restore"])
             .arg(snapshot)
-            .args(["--name", "default", "--initial-cluster", &format!("default={}", self.peer)])
-            .args(["--initial-advertise-peer-urls", &self.peer, "--data-dir"])
-            .arg(&self.data)
+            .args(["--name", name, "--initial-cluster", cluster])
+            .args(["--initial-advertise-peer-urls", peer, "--data-dir"])
+            .arg(&data)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()
             .unwrap();
         assert!(done.success());
-        self.child = spawn(&self.url, &self.peer, &self.data);
+        self.member.data = data;
+        self.member.restart();
     }
 
     pub(crate) fn snapshot(&self) -> PathBuf {
@@ -118,7 +285,7 @@ impl Server {
         let options = GetOptions::new().with_prefix().with_keys_only();
         let found = self.admin().await.get("lockcore/", Some(options)).await.unwrap();
         let keys = found.kvs().iter().map(|kv| String::from_utf8_lossy(kv.key()).into_owned());
-        keys.filter(|key| !key.ends_with("/base")).collect()
+        keys.filter(|key| !key.ends_with("/base") && !key.ends_with("/phase")).collect()
     }
 
     pub(crate) async fn leases(&self) -> usize {
@@ -136,14 +303,57 @@ impl Server {
     }
 }
 
-fn spawn(url: &str, peer: &str, data: &Path) -> Child {
-    Command::new("etcd")
-        .args(["--unsafe-no-fsync", "--heartbeat-interval", "30", "--election-timeout", "300"])
+/// Says whether `LOCK_TEST_SKIP`, a list with commas, names etcd; the test then says that it did not run.
+pub(crate) fn is_skipped() -> bool {
+    if std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|store| store == "etcd")) {
+        let test = std::thread::current();
+        let line = format!("not run: {}: LOCK_TEST_SKIP names etcd\n", test.name().unwrap_or("a test"));
+        // Past the capture of the test harness, which shows nothing of a test that did not fail.
+        std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
+        return true;
+    }
+    for program in ["etcd", "etcdctl"] {
+        let mut ask = Command::new(program);
+        ask.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+        if let Err(error) = ask.status() {
+            panic!(
+                "{program}: {error}; run: sudo apt-get install etcd-server etcd-client (or set LOCK_TEST_SKIP=etcd)"
+            );
+        }
+    }
+    false
+}
+
+/// Returns an address on a port that nobody listens on.
+pub(crate) fn free() -> String {
+    format!("http://127.0.0.1:{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
+}
+
+fn process(name: &str, url: &str, peer: &str, cluster: &str, data: &Path, more: &[String]) -> Child {
+    let mut command = match Command::new("setpriv").arg("--version").stdout(Stdio::null()).status() {
+        Ok(status) if status.success() => {
+            let mut command = Command::new("setpriv");
+            command.args(["--pdeathsig", "KILL", "etcd"]);
+            command
+        }
+        _ => Command::new("etcd"),
+    };
+    command
+        .args([
+            "--name",
+            name,
+            "--unsafe-no-fsync",
+            "--heartbeat-interval",
+            "30",
+            "--election-timeout",
+            "300",
+        ])
         .args(["--listen-client-urls", url, "--advertise-client-urls", url])
         .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
-        .args(["--initial-cluster", &format!("default={peer}")])
+        .args(["--initial-cluster", cluster])
         .arg("--data-dir")
         .arg(data)
+        .args(more)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
@@ -157,7 +367,7 @@ pub(crate) async fn serves(backend: &EtcdBackend) {
 
 /// Polls a probe, under a watchdog.
 pub(crate) async fn eventually(what: &str, mut probe: impl AsyncFnMut() -> bool) {
-    let done = tokio::time::timeout(Duration::from_secs(20), async {
+    let done = tokio::time::timeout(WATCHDOG, async {
         while !probe().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

@@ -37,7 +37,7 @@ impl Server {
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
         // Between the look for a free port and its use somebody else may take it: that server ends at once.
         for _ in 0..20 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let port = free_port();
             let process = spawn(port, &directory, &options);
             let mut server = Self { process, port, options: options.clone(), directory };
             if server.is_up().await {
@@ -78,6 +78,56 @@ impl Server {
         assert!(self.is_up().await, "the server did not start again");
     }
 
+    /// Ends the server at once, for good.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.process.kill();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts a Sentinel that watches a master under the name `shop`.
+    pub(crate) async fn sentinel(master: &Self, quorum: usize) -> Option<Self> {
+        let lines = [
+            "--sentinel".to_owned(),
+            format!("sentinel monitor shop 127.0.0.1 {} {quorum}", master.port),
+            "sentinel down-after-milliseconds shop 1000".to_owned(),
+            "sentinel failover-timeout shop 3000".to_owned(),
+        ];
+        Self::with(&lines.each_ref().map(String::as_str)).await
+    }
+
+    /// Makes it a master.
+    pub(crate) async fn promote(&self) {
+        let _: () = self.raw(&["REPLICAOF", "NO", "ONE"]).await.unwrap();
+    }
+
+    /// Makes it a replica, and waits until it is in step.
+    pub(crate) async fn follow(&self, master: &Self) {
+        let _: () = self.raw(&["REPLICAOF", "127.0.0.1", &master.port.to_string()]).await.unwrap();
+        // A master that calls its replica online may still hold back the stream until the first acknowledgement.
+        let mark = self.port.to_string();
+        let _: () = master.raw(&["SET", "in-step", &mark]).await.unwrap();
+        let has = |mark: Option<String>| {
+            move |found: redis::RedisResult<Option<String>>| found.is_ok_and(|found| found == mark)
+        };
+        self.until("it follows its master", async |server| {
+            has(Some(mark.clone()))(server.raw(&["GET", "in-step"]).await)
+        })
+        .await;
+        let _: () = master.raw(&["DEL", "in-step"]).await.unwrap();
+        self.until("it follows its master", async |server| has(None)(server.raw(&["GET", "in-step"]).await))
+            .await;
+    }
+
+    /// Asks until it is so.
+    pub(crate) async fn until(&self, what: &str, is: impl AsyncFn(&Self) -> bool) {
+        let begun = Instant::now();
+        while !is(self).await {
+            assert!(begun.elapsed() < WATCHDOG, "it never came that {what}, on port {}", self.port);
+            // Between two looks at another process, which has no event to wait for.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
@@ -103,6 +153,126 @@ impl Server {
 
     pub(crate) async fn pttl(&self, key: &str) -> i64 {
         self.raw(&["PTTL", key]).await.unwrap()
+    }
+}
+
+/// A master and its replicas.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    pub(crate) master: Server,
+    pub(crate) replicas: Vec<Server>,
+}
+
+impl Fleet {
+    /// Starts them all with the same options; the replicas are in step.
+    pub(crate) async fn start(replicas: usize, options: &[&str]) -> Option<Self> {
+        // A replica that asks is served at once.
+        let options: Vec<&str> = [&["--repl-diskless-sync-delay", "0"], options].concat();
+        let master = Server::with(&options).await?;
+        let mut fleet = Self { master, replicas: Vec::new() };
+        for _ in 0..replicas {
+            let replica = Server::with(&options).await?;
+            replica.follow(&fleet.master).await;
+            fleet.replicas.push(replica);
+        }
+        Some(fleet)
+    }
+}
+
+/// A Cluster of masters, each with so many replicas.
+#[derive(Debug)]
+pub(crate) struct ClusterOf {
+    /// The masters first, then a replica of each, and so on.
+    pub(crate) nodes: Vec<Server>,
+    pub(crate) masters: usize,
+}
+
+impl ClusterOf {
+    /// Starts one whose nodes all know that it is whole.
+    pub(crate) async fn start(masters: usize, replicas: usize) -> Option<Self> {
+        let mut cluster = Self { nodes: Vec::new(), masters };
+        let mut buses = Vec::new();
+        for _ in 0..masters * (1 + replicas) {
+            let bus = free_port().to_string();
+            let options = [
+                "--cluster-enabled",
+                "yes",
+                "--cluster-node-timeout",
+                "1500",
+                "--cluster-port",
+                &bus,
+                "--repl-diskless-sync-delay",
+                "0",
+            ];
+            cluster.nodes.push(Server::with(&options).await?);
+            buses.push(bus);
+        }
+        let first = &cluster.nodes[0];
+        for (n, node) in cluster.nodes[..masters].iter().enumerate() {
+            let (low, high) = (n * 16_384 / masters, (n + 1) * 16_384 / masters - 1);
+            let _: () =
+                node.raw(&["CLUSTER", "ADDSLOTSRANGE", &low.to_string(), &high.to_string()]).await.unwrap();
+        }
+        for (node, bus) in cluster.nodes.iter().zip(&buses).skip(1) {
+            let port = node.port.to_string();
+            let _: () = first.raw(&["CLUSTER", "MEET", "127.0.0.1", &port, bus]).await.unwrap();
+        }
+        let count = cluster.nodes.len();
+        for node in &cluster.nodes {
+            node.until("all nodes are known", async |node| {
+                node.cluster_info().await.contains(&format!("cluster_known_nodes:{count}\r"))
+            })
+            .await;
+        }
+        for (n, replica) in cluster.nodes.iter().enumerate().skip(masters) {
+            let master = &cluster.nodes[n % masters];
+            let id = master.id().await;
+            replica
+                .until("its master is known", async |replica| {
+                    replica.raw::<()>(&["CLUSTER", "REPLICATE", &id]).await.is_ok()
+                })
+                .await;
+        }
+        for node in &cluster.nodes {
+            node.until("the Cluster is whole", async |node| {
+                let slots: redis::Value = node.raw(&["CLUSTER", "SLOTS"]).await.unwrap();
+                let redis::Value::Array(ranges) = slots else { return false };
+                let whole =
+                    |range: &redis::Value| matches!(range, redis::Value::Array(r) if r.len() == 3 + replicas);
+                ranges.len() == masters
+                    && ranges.iter().all(whole)
+                    && node.cluster_info().await.contains("cluster_state:ok")
+            })
+            .await;
+        }
+        for replica in &cluster.nodes[masters..] {
+            replica
+                .until("it follows its master", async |replica| {
+                    let info: String = replica.raw(&["INFO", "replication"]).await.unwrap();
+                    info.contains("master_link_status:up")
+                })
+                .await;
+        }
+        Some(cluster)
+    }
+
+    pub(crate) fn places(&self) -> Vec<(String, u16)> {
+        self.nodes.iter().map(|node| ("127.0.0.1".to_owned(), node.port)).collect()
+    }
+
+    /// Returns the master that a slot was given to.
+    pub(crate) fn owner(&self, slot: u16) -> usize {
+        (0..self.masters).find(|n| usize::from(slot) < (n + 1) * 16_384 / self.masters).unwrap()
+    }
+}
+
+impl Server {
+    pub(crate) async fn id(&self) -> String {
+        self.raw(&["CLUSTER", "MYID"]).await.unwrap()
+    }
+
+    pub(crate) async fn cluster_info(&self) -> String {
+        self.raw(&["CLUSTER", "INFO"]).await.unwrap()
     }
 }
 
@@ -139,6 +309,10 @@ fn program() -> String {
     program
 }
 
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String]) -> Child {
     let program = program();
     // `setpriv` lets the server die with the thread that started it, should the test be killed.
@@ -150,6 +324,17 @@ fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String]) -> Child 
         }
         _ => Command::new(program),
     };
+    // A Sentinel writes what it learns into the file that it was started with.
+    if options.first().is_some_and(|option| option == "--sentinel") {
+        let file = directory.path().join("sentinel.conf");
+        let lines = format!(
+            "port {port}\nbind 127.0.0.1\nloglevel warning\ndir {}\n{}\n",
+            directory.path().display(),
+            options[1..].join("\n")
+        );
+        std::fs::write(&file, lines).unwrap();
+        return command.arg(file).arg("--sentinel").stdout(Stdio::null()).spawn().unwrap();
+    }
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
         .args(["--loglevel", "warning", "--unixsocket"])

@@ -110,10 +110,22 @@ impl Client {
     /// # Errors
     /// As the backend says.
     pub async fn renew_for(&self, lease: &Lease, ttl: Duration) -> Result<Lease> {
+        self.renews(lease, ttl, self.budget()).await
+    }
+
+    /// Renews a lease for the bench's TTL, within a budget.
+    ///
+    /// # Errors
+    /// As the backend says.
+    pub async fn renew_within(&self, lease: &Lease, budget: Duration) -> Result<Lease> {
+        self.renews(lease, self.bench.ttl(), budget).await
+    }
+
+    async fn renews(&self, lease: &Lease, ttl: Duration, budget: Duration) -> Result<Lease> {
         let asked = Asked::Renew { fence: lease.fence, owner: Some(lease.owner.digest()), ttl };
         let pending = self.log.invoke(lease.name.as_str(), asked);
         pending.sent();
-        let answer = self.backend.renew(&self.call(self.budget()), lease, ttl).await;
+        let answer = self.backend.renew(&self.call(budget), lease, ttl).await;
         match &answer {
             Ok(renewed) => pending.ok(Answer::renewed(renewed.deadline, None)),
             Err(error) if error.kind() == ErrorKind::Lost => pending.fail(Why::Lost),
@@ -143,10 +155,18 @@ impl Client {
     /// # Errors
     /// As the backend says.
     pub async fn release(&self, lease: &Lease) -> Result<Released> {
+        self.release_within(lease, self.budget()).await
+    }
+
+    /// Releases a lease, within a budget.
+    ///
+    /// # Errors
+    /// As the backend says.
+    pub async fn release_within(&self, lease: &Lease, budget: Duration) -> Result<Released> {
         let asked = Asked::Release { fence: lease.fence, owner: Some(lease.owner.digest()) };
         let pending = self.log.invoke(lease.name.as_str(), asked);
         pending.sent();
-        let answer = self.backend.release(&self.call(self.budget()), lease).await;
+        let answer = self.backend.release(&self.call(budget), lease).await;
         match &answer {
             Ok(Released::AlreadyOver) => pending.fail(Why::NotHeld),
             Ok(released) => pending.ok(Answer::released(*released)),

@@ -1,23 +1,30 @@
-//! Lost, held and late answers for a store whose wire cannot be reached: they happen at the backend's door.
+//! Lost, held and late answers between a backend and its store: on the wire where proxies stand on it, or else at the
+//! backend's door.
 //!
-//! What the library, `resolve`, `abandon` and a repeated request make of them is tested on the real store all the same.
-//! What the backend makes of its own connection is not; cases about that need a wire of the service's own.
+//! The door knows which verb is under way and the proxy knows bytes. Together they lose a reply after its effect for any
+//! store: each piece of an answer is held until a look by the second road says whether the effect is there.
+//!
+//! At the door alone, what the library, `resolve`, `abandon` and a repeated request make of a fault is tested on the real
+//! store all the same. What the backend makes of its own connection is not; cases about that need a wire.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use lockcore::backend::*;
 use tokio::sync::Notify;
 
-use super::Wire;
+use super::{Service, Wire};
+use crate::faultline::{Direction, Fate, Faultline, Judge, Reply};
 
 /// The switches, shared by all clients of a case.
 #[derive(Debug, Default)]
 pub(crate) struct Door {
     switches: Mutex<Switches>,
     changed: Notify,
+    lines: Mutex<Vec<Weak<Faultline>>>,
 }
 
 #[derive(Debug, Default)]
@@ -25,6 +32,8 @@ struct Switches {
     lost_requests: Vec<Verb>,
     lost_replies: Vec<Verb>,
     held: Vec<Verb>,
+    held_requests: Vec<Verb>,
+    one_way: [bool; 2],
     delay: Duration,
     cut: bool,
     refuse: bool,
@@ -50,6 +59,29 @@ impl Door {
             }
             changed.await;
         }
+    }
+
+    /// Opens a proxy before a server, in the state that the switches are in.
+    pub(crate) fn open_line(&self, server: SocketAddr) -> Arc<Faultline> {
+        let line = Arc::new(Faultline::start(server).expect("the loopback has a free port"));
+        {
+            let s = self.switches();
+            line.hold(Direction::ToServer, s.cut || s.one_way[Direction::ToServer as usize]);
+            line.hold(Direction::ToClient, s.cut || s.one_way[Direction::ToClient as usize]);
+            line.delay(Direction::ToClient, s.delay);
+            line.refuse(s.refuse);
+        }
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&line));
+        line
+    }
+
+    fn each_line(&self, act: impl Fn(&Faultline)) {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.iter().filter_map(Weak::upgrade).for_each(|line| act(&line));
+    }
+
+    fn has_lines(&self) -> bool {
+        !self.lines.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Lets a request through and its reply back, or not.
@@ -97,27 +129,155 @@ impl Wire for Door {
         self.change(|s| s.held.push(verb));
     }
     fn deliver(&self) {
+        self.each_line(Faultline::deliver);
         self.change(|s| s.held.clear());
     }
     fn delay_replies(&self, by: Duration) {
+        self.each_line(|line| line.delay(Direction::ToClient, by));
         self.change(|s| s.delay = by);
     }
     fn cut(&self, on: bool) {
+        self.each_line(|line| line.cut(on));
         self.change(|s| s.cut = on);
     }
     fn refuse(&self, on: bool) {
+        self.each_line(|line| line.refuse(on));
         self.change(|s| s.refuse = on);
     }
+    fn hold_request(&self, verb: Verb) -> bool {
+        self.change(|s| s.held_requests.push(verb));
+        self.has_lines()
+    }
+    fn one_way(&self, direction: Direction, on: bool) -> bool {
+        self.each_line(|line| line.hold(direction, on));
+        self.change(|s| s.one_way[direction as usize] = on);
+        self.has_lines()
+    }
+    fn reset(&self) -> bool {
+        self.each_line(Faultline::reset);
+        self.has_lines()
+    }
     fn heal(&self) {
+        self.each_line(Faultline::heal);
         self.change(|s| *s = Switches::default());
     }
 }
 
+/// What a reply is about: it counts as lost or held only once this is there.
+enum Effect<'a> {
+    /// This owner holds the lock.
+    Holds(&'a LockName, &'a Owner),
+    /// This owner does not hold it.
+    Gone(&'a LockName, &'a Owner),
+    /// Whatever the request does.
+    Any,
+}
+
 /// A backend behind the door.
-#[derive(Debug)]
 pub(crate) struct Behind {
     pub(crate) door: Arc<Door>,
+    pub(crate) service: Arc<dyn Service>,
+    /// The proxies of this client, one a server; none where the store has no wire.
+    pub(crate) lines: Vec<Arc<Faultline>>,
     pub(crate) backend: Arc<dyn LockBackend>,
+}
+
+impl std::fmt::Debug for Behind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Behind").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+impl Behind {
+    async fn pass<T>(
+        &self,
+        call: &Call,
+        verb: Verb,
+        effect: Effect<'_>,
+        exchange: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        if self.lines.is_empty() {
+            return self.door.pass(call, verb, exchange).await;
+        }
+        let (lost_request, lost_reply, held_request, held) = {
+            let mut s = self.door.switches();
+            (
+                use_up(&mut s.lost_requests, verb),
+                use_up(&mut s.lost_replies, verb),
+                use_up(&mut s.held_requests, verb),
+                s.held.contains(&verb),
+            )
+        };
+        if lost_request {
+            self.lines.iter().for_each(|line| line.lose_next_request());
+            let answer = exchange.await;
+            self.lines.iter().for_each(|line| {
+                line.spare_next_request();
+            });
+            return answer;
+        }
+        if held_request {
+            self.lines.iter().for_each(|line| line.hold_requests_of_now());
+        }
+        match (lost_reply, held) {
+            (true, _) => self.judged(Fate::Lose, &effect, exchange).await,
+            (_, true) => self.judged(Fate::Hold, &effect, exchange).await,
+            _ => exchange.await,
+        }
+    }
+
+    /// Gives a fate to the reply behind which the effect stands, and lets pass those before it.
+    async fn judged<T>(
+        &self,
+        fate: Fate,
+        effect: &Effect<'_>,
+        exchange: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let mut judges: Vec<_> = self.lines.iter().map(|line| Some(line.judge())).collect();
+        let mut exchange = std::pin::pin!(exchange);
+        loop {
+            let (line, reply) = tokio::select! {
+                biased;
+                (line, reply) = next_reply(&mut judges) => (line, reply),
+                answer = &mut exchange => return answer,
+            };
+            // Over several servers that do not agree among themselves the effect is there with the last of a majority, and
+            // every reply counts.
+            let agree = self.capabilities().consistency == Consistency::Linearizable;
+            if (self.lines.len() > 1 && !agree) || self.is_there(effect).await {
+                reply.decide(fate);
+                if fate == Fate::Lose {
+                    // Once: the next attempt gets its answer.
+                    judges[line] = None;
+                }
+            } else {
+                reply.decide(Fate::Pass);
+            }
+        }
+    }
+
+    async fn is_there(&self, effect: &Effect<'_>) -> bool {
+        match effect {
+            Effect::Holds(name, owner) => self.service.holder(name).await.as_ref() == Some(*owner),
+            Effect::Gone(name, owner) => self.service.holder(name).await.as_ref() != Some(*owner),
+            Effect::Any => true,
+        }
+    }
+}
+
+/// Waits for bytes on any line that is still judged; says on which.
+async fn next_reply(judges: &mut [Option<Judge>]) -> (usize, Reply) {
+    std::future::poll_fn(|cx| {
+        for (line, judge) in judges.iter_mut().enumerate() {
+            if let Some(judge) = judge
+                && let std::task::Poll::Ready(reply) = std::pin::pin!(judge.next()).poll(cx)
+            {
+                return std::task::Poll::Ready((line, reply));
+            }
+        }
+        std::task::Poll::Pending
+    })
+    .await
 }
 
 // A verb left out here would fall back to its body, and the real one would go untested.
@@ -129,41 +289,43 @@ impl LockBackend for Behind {
     }
 
     async fn acquire(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
-        let lease = self.door.pass(call, Verb::Acquire, self.backend.acquire(call, request)).await?;
+        let effect = Effect::Holds(request.name(), request.owner());
+        let lease = self.pass(call, Verb::Acquire, effect, self.backend.acquire(call, request)).await?;
         // The backend judged its answer before the door held it up; a late one is no more use than from a slow wire.
-        if call.now() >= lease.deadline {
+        if self.lines.is_empty() && call.now() >= lease.deadline {
             return Err(Error::lost(LostReason::Expired));
         }
         Ok(lease)
     }
 
     async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
-        self.door.pass(call, Verb::Renew, self.backend.renew(call, lease, ttl)).await
+        self.pass(call, Verb::Renew, Effect::Any, self.backend.renew(call, lease, ttl)).await
     }
 
     async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
-        self.door.pass(call, Verb::Release, self.backend.release(call, lease)).await
+        let effect = Effect::Gone(&lease.name, &lease.owner);
+        self.pass(call, Verb::Release, effect, self.backend.release(call, lease)).await
     }
 
     async fn resolve(&self, call: &Call, request: &AcquireRequest) -> Result<Resolution> {
-        self.door.pass(call, Verb::Resolve, self.backend.resolve(call, request)).await
+        self.pass(call, Verb::Resolve, Effect::Any, self.backend.resolve(call, request)).await
     }
 
     async fn inspect(&self, call: &Call, name: &LockName) -> Result<LockState> {
-        self.door.pass(call, Verb::Inspect, self.backend.inspect(call, name)).await
+        self.pass(call, Verb::Inspect, Effect::Any, self.backend.inspect(call, name)).await
     }
 
     async fn abandon(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
-        self.door.pass(call, Verb::Resolve, self.backend.abandon(call, request)).await
+        self.pass(call, Verb::Resolve, Effect::Any, self.backend.abandon(call, request)).await
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
-        self.door.pass(call, Verb::Preflight, self.backend.preflight(call)).await
+        self.pass(call, Verb::Preflight, Effect::Any, self.backend.preflight(call)).await
     }
 
     async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
         let batch = async { Ok(self.backend.renew_many(call, leases, ttl).await) };
-        match self.door.pass(call, Verb::Renew, batch).await {
+        match self.pass(call, Verb::Renew, Effect::Any, batch).await {
             Ok(answers) => answers,
             Err(error) => {
                 leases.iter().map(|_| Err(Error::new(error.kind(), error.message().to_owned()))).collect()
@@ -173,24 +335,26 @@ impl LockBackend for Behind {
 
     async fn ended(&self, call: &Call, lease: &Lease) -> LostReason {
         let reason = self.backend.ended(call, lease).await;
-        self.door.until(|s| !s.cut).await;
+        if self.lines.is_empty() {
+            self.door.until(|s| !s.cut).await;
+        }
         reason
     }
 
     async fn raise(&self, call: &Call, lease: &Lease, floor: Fence) -> Result<()> {
-        self.door.pass(call, Verb::Raise, self.backend.raise(call, lease, floor)).await
+        self.pass(call, Verb::Raise, Effect::Any, self.backend.raise(call, lease, floor)).await
     }
 
     async fn raise_fence(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
-        self.door.pass(call, Verb::Raise, self.backend.raise_fence(call, name, floor)).await
+        self.pass(call, Verb::Raise, Effect::Any, self.backend.raise_fence(call, name, floor)).await
     }
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
-        self.door.pass(call, Verb::Migrate, self.backend.high_water(call)).await
+        self.pass(call, Verb::Migrate, Effect::Any, self.backend.high_water(call)).await
     }
 
     async fn break_lock(&self, call: &Call, name: &LockName, expect: Option<Stamp>) -> Result<Broken> {
-        self.door.pass(call, Verb::Break, self.backend.break_lock(call, name, expect)).await
+        self.pass(call, Verb::Break, Effect::Any, self.backend.break_lock(call, name, expect)).await
     }
 
     async fn list(
@@ -199,29 +363,30 @@ impl LockBackend for Behind {
         prefix: Option<&LockName>,
         after: Option<&LockName>,
     ) -> Result<Vec<LockName>> {
-        self.door.pass(call, Verb::List, self.backend.list(call, prefix, after)).await
+        self.pass(call, Verb::List, Effect::Any, self.backend.list(call, prefix, after)).await
     }
 
     async fn phase_read(&self, call: &Call) -> Result<Option<PhaseRecord>> {
-        self.door.pass(call, Verb::Migrate, self.backend.phase_read(call)).await
+        self.pass(call, Verb::Migrate, Effect::Any, self.backend.phase_read(call)).await
     }
 
     async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
-        self.door.pass(call, Verb::Migrate, self.backend.phase_cas(call, expect, new)).await
+        self.pass(call, Verb::Migrate, Effect::Any, self.backend.phase_cas(call, expect, new)).await
     }
 
     async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
-        self.door.pass(call, Verb::Migrate, self.backend.join(call, phase, ttl)).await
+        self.pass(call, Verb::Migrate, Effect::Any, self.backend.join(call, phase, ttl)).await
     }
 
     async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
-        self.door.pass(call, Verb::Migrate, self.backend.leave(call, member)).await
+        self.pass(call, Verb::Migrate, Effect::Any, self.backend.leave(call, member)).await
     }
 
     async fn second_connection(&self, call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
-        let second = self.door.pass(call, Verb::Connect, self.backend.second_connection(call)).await?;
-        let door = self.door.clone();
-        Ok(second.map(|backend| Arc::new(Self { door, backend }) as Arc<dyn LockBackend>))
+        let second =
+            self.pass(call, Verb::Connect, Effect::Any, self.backend.second_connection(call)).await?;
+        let (door, service, lines) = (self.door.clone(), self.service.clone(), self.lines.clone());
+        Ok(second.map(|backend| Arc::new(Self { door, service, lines, backend }) as Arc<dyn LockBackend>))
     }
 
     async fn close(&self) {

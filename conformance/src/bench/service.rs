@@ -1,11 +1,13 @@
 //! What the suite needs from a backend's author.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use lockcore::{
     LockName, Verb,
     backend::{BootClock, Clock, LockBackend, Owner, async_trait},
 };
+
+use crate::faultline::Direction;
 
 /// A store under test: a way to connect, and two roads around the code under test. The rest has bodies.
 #[async_trait]
@@ -39,14 +41,39 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
+    /// Says that the store lives in its clients' processes: no server and no network are there to fail. Body: no.
+    fn embedded(&self) -> bool {
+        false
+    }
+
     /// Counts the waiters in the store's own queue. Body: not offered.
     async fn queued(&self, _name: &LockName) -> Option<u32> {
         None
     }
 
-    /// Returns the switches for lost, held and late replies between backend and store. Body: not offered; the suite then
-    /// loses and holds them at the backend's door.
+    /// Returns where the store's servers listen for TCP. The suite then puts a [`Faultline`](crate::faultline::Faultline) before
+    /// each of them for each client. Body: none, for a store that is not reached by TCP, or whose servers tell clients
+    /// other addresses than these.
+    fn servers(&self) -> Vec<SocketAddr> {
+        Vec::new()
+    }
+
+    /// Opens a new connection through other addresses that lead to the [`servers`](Self::servers), in their order. Body:
+    /// [`connect`](Self::connect), for a store without servers.
+    async fn connect_through(&self, _addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        self.connect().await
+    }
+
+    /// Returns switches of the service's own for lost, held and late replies. Body: none; the suite then uses proxies before
+    /// the [`servers`](Self::servers), or, where there are none, loses and holds at the backend's door.
     fn wire(&self) -> Option<&dyn Wire> {
+        None
+    }
+
+    /// Returns power over the store's servers. Body: none.
+    ///
+    /// A service that offers it is one case's own, with servers of its own: see [`Suite::own_servers`](crate::Suite::own_servers).
+    fn power(&self) -> Option<&dyn Servers> {
         None
     }
 
@@ -69,6 +96,27 @@ pub trait Service: Send + Sync + 'static {
     }
 }
 
+/// Power over the servers of a store, each known by its number from 0. What it says is done is done: confirmed by the
+/// system or by the server.
+#[async_trait]
+pub trait Servers: Send + Sync {
+    /// Counts the servers, dead ones included.
+    fn count(&self) -> usize;
+    /// Kills one at once, with what it has not written.
+    async fn kill(&self, server: usize);
+    /// Starts one that was killed again, on its address and with what its data directory has, and waits until it serves, if a
+    /// majority of the others does.
+    async fn restart(&self, server: usize);
+    /// Stops one without its knowing: SIGSTOP.
+    async fn stop(&self, server: usize);
+    /// Lets one that was stopped go on.
+    async fn go_on(&self, server: usize);
+    /// Returns the one whose death takes the others longest to get over: the leader, or any where all are alike.
+    async fn leader(&self) -> usize {
+        0
+    }
+}
+
 /// Loses, holds and delays requests and replies between clients and the store.
 pub trait Wire: Send + Sync {
     /// Loses the next request of a verb: no effect, and the client cannot know.
@@ -81,10 +129,23 @@ pub trait Wire: Send + Sync {
     fn deliver(&self);
     /// Lets every reply come later, after its effect.
     fn delay_replies(&self, by: Duration);
-    /// Swallows everything without a word.
+    /// Lets nothing through and says nothing. What was sent over a wire comes late, when the cut ends.
     fn cut(&self, on: bool);
     /// Refuses every request, certainly without an effect.
     fn refuse(&self, on: bool);
+    /// Holds the next request of a verb until [`deliver`](Self::deliver), while later connections overtake it. Says
+    /// whether this can be done here. Body: no.
+    fn hold_request(&self, _verb: Verb) -> bool {
+        false
+    }
+    /// Holds everything that goes one way. Says whether this can be done here. Body: no.
+    fn one_way(&self, _direction: Direction, _on: bool) -> bool {
+        false
+    }
+    /// Resets all connections. Says whether this can be done here. Body: no.
+    fn reset(&self) -> bool {
+        false
+    }
     /// Ends every fault, also those that were armed and have hit nobody.
     fn heal(&self);
 }

@@ -15,6 +15,7 @@ cases![
     h03_a_grant_on_its_way_to_a_dropped_future_is_cleared_away,
     h04_a_dropped_guard_is_released,
     h05_a_release_dropped_at_any_await_goes_on,
+    h05_a_runtime_that_ends_leaves_nothing_behind[RealTime],
 ];
 
 /// A waiter whose future is dropped leaves no place, and does not delay the next.
@@ -132,5 +133,43 @@ async fn h05_a_release_dropped_at_any_await_goes_on(bench: Bench) -> Outcome {
         }
     }
     assert!(dropped >= 2, "the release ended before it could be dropped on its way: {dropped}");
+    Ok(Kept)
+}
+
+/// A runtime that is dropped with guards and waiters on it ends at once and without a panic, and the store is clean when
+/// the TTL has passed.
+async fn h05_a_runtime_that_ends_leaves_nothing_behind(bench: Bench) -> Outcome {
+    let names: Vec<_> = (0..8).map(|_| bench.fresh_name()).collect();
+    let (stage, locked) = (bench.clone(), names.clone());
+    let (told, ended) = tokio::sync::oneshot::channel();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let guards = runtime.block_on(async {
+            let locks = stage.locks("alice", |_| {}).await;
+            let mut guards = Vec::new();
+            for name in &locked {
+                guards.push(locks.named(name).acquire().await.expect("the lock is free"));
+                tokio::spawn(locks.named(name).wait_forever().acquire());
+            }
+            // Until the waiters have asked.
+            stage.pass(stage.ttl() / 4).await;
+            guards
+        });
+        let begun = std::time::Instant::now();
+        drop(runtime);
+        drop(guards);
+        let _ = told.send(begun.elapsed());
+    });
+    let took = ended.await.expect("a runtime that ended with guards on it panicked");
+    thread.join().expect("a runtime that ended with guards on it panicked");
+    assert!(took < Duration::from_secs(5), "a runtime with guards on it took {took:?} to end");
+    for name in &names {
+        bench.until("the store is clean", async || bench.holder(name).await.is_none()).await;
+    }
+    let bob = bench.client("bob").await;
+    for name in &names {
+        let next = bob.try_acquire(name).await?;
+        bob.release(&next).await?;
+    }
     Ok(Kept)
 }

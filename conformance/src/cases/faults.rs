@@ -34,7 +34,12 @@ async fn j08_a_removed_record_gives_two_holders_and_the_resource_one(bench: Benc
 async fn j11_a_store_that_refuses_is_unavailable(bench: Bench) -> Outcome {
     let (name, alice) = (bench.fresh_name(), bench.client("alice").await);
     bench.wire().refuse(true);
-    assert_refused(alice.try_acquire(&name).await, ErrorKind::Unavailable, "a store that refuses granted");
+    let mut refused = alice.try_acquire(&name).await;
+    if refused.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unknown) {
+        // The line that stood was cut with the request on it, and nobody can say how far that came.
+        refused = alice.try_acquire(&name).await;
+    }
+    assert_refused(refused, ErrorKind::Unavailable, "a store that refuses granted");
     bench.wire().refuse(false);
     let lease = alice.try_acquire(&name).await?;
     alice.release(&lease).await?;

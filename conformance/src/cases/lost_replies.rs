@@ -55,14 +55,14 @@ async fn i01_a_lost_reply_is_unknown_and_resolves(bench: Bench) -> Outcome {
 
     bench.wire().lose_request(Verb::Acquire);
     let request = alice.request(&name);
-    assert_refused(
-        alice.ask(&request, alice.budget()).await,
-        ErrorKind::Unknown,
-        "a lost request is not unknown",
-    );
+    let lost = alice.ask(&request, alice.budget()).await;
+    let lost = lost.expect_err("a request that was lost was granted");
+    // A store that asks in steps knows of the first that nothing has happened yet.
+    let honest = [ErrorKind::Unknown, ErrorKind::Unavailable].contains(&lost.kind());
+    assert!(honest, "a lost request is told as something else: {lost}");
     let gone = alice.resolve(&request).await?;
     assert_eq!(gone, Resolution::Gone, "a request that never arrived was adopted");
-    bench.judge(|rules| rules.demand(Demand::Unknowns(2)));
+    bench.judge(|rules| rules.demand(Demand::Unknowns(1)));
     Ok(Kept)
 }
 
@@ -106,8 +106,11 @@ async fn i04_a_lost_release_reply_is_settled(bench: Bench) -> Outcome {
     let (name, alice, bob) = (bench.fresh_name(), bench.client("alice").await, bench.client("bob").await);
     let lease = alice.try_acquire(&name).await?;
     bench.wire().lose_reply(Verb::Release);
-    assert_refused(alice.release(&lease).await, ErrorKind::Unknown, "a lost reply is not unknown");
-    assert_eq!(alice.release(&lease).await?, Released::AlreadyOver);
+    // A store that can look what became of it settles it by itself.
+    if let Err(unknown) = alice.release(&lease).await {
+        assert_eq!(unknown.kind(), ErrorKind::Unknown, "a lost reply is not unknown: {unknown}");
+        assert_eq!(alice.release(&lease).await?, Released::AlreadyOver);
+    }
     let next = bob.try_acquire(&name).await?;
     bob.release(&next).await?;
     Ok(Kept)
@@ -184,16 +187,30 @@ async fn i07_what_was_given_up_never_comes(bench: Bench) -> Outcome {
     Ok(Kept)
 }
 
-/// A copy of a request that the network held up until its acquisition was given up is granted nothing. Where no wire lies
-/// between backend and store there is no such copy.
+/// A request that the network held up until its acquisition was given up is granted nothing when it arrives.
 async fn i07_a_late_copy_of_what_was_given_up_is_granted_nothing(bench: Bench) -> Outcome {
     let (name, alice) = (bench.fresh_name(), bench.client("alice").await);
+    let bob = bench.unharmed("bob").await;
+    // The line is warm: what is held is the request itself, not a greeting.
+    let warm = alice.try_acquire(&name).await?;
+    alice.release(&warm).await?;
     let request = alice.request(&name);
-    alice.abandon(&request).await?;
-    let late = alice.backend().acquire(&alice.call(alice.budget()), &request).await;
-    assert!(late.is_err(), "a late copy of what was given up was granted: {late:?}");
-    assert_eq!(bench.holder(&name).await, None, "a late copy of what was given up holds");
-    let next = alice.try_acquire(&name).await?;
-    alice.release(&next).await?;
+    if bench.wire().hold_request(Verb::Acquire) {
+        let held = alice.ask(&request, bench.ttl() / 4).await;
+        assert_refused(held, ErrorKind::Unknown, "a request that is held up was answered");
+        bench.until("giving up gets through", async || alice.abandon(&request).await.is_ok()).await;
+        bench.wire().deliver();
+    } else {
+        alice.abandon(&request).await?;
+        let late = alice.backend().acquire(&alice.call(alice.budget()), &request).await;
+        assert!(late.is_err(), "a late copy of what was given up was granted: {late:?}");
+    }
+    for _ in 0..10 {
+        bench.pass(bench.ttl() / 40).await;
+        assert_eq!(bench.holder(&name).await, None, "a late copy of what was given up holds");
+    }
+    let next = bob.try_acquire(&name).await?;
+    assert!(next.fence > warm.fence, "{:?} after {:?}", next.fence, warm.fence);
+    bob.release(&next).await?;
     Ok(Kept)
 }

@@ -18,6 +18,7 @@ cases![
     f07_a_renewal_after_a_takeover_is_refused,
     f08_a_renewal_never_creates,
     f09_a_renewal_never_shortens,
+    f09_a_renewal_that_races_a_release_leaves_nothing,
     f10_a_hold_limit_ends_renewals,
 ];
 
@@ -179,6 +180,30 @@ async fn f09_a_renewal_never_shortens(bench: Bench) -> Outcome {
     let left = alice.inspect(&name).await?.holder.expect("alice holds").remaining;
     assert!(left >= bench.ttl() * 9, "a renewal shortened the lease on the server to {left:?}");
     alice.release(&after).await?;
+    Ok(Kept)
+}
+
+/// A renewal and a release at once: whichever comes first, nothing is left, and nothing is renewed after its release.
+async fn f09_a_renewal_that_races_a_release_leaves_nothing(bench: Bench) -> Outcome {
+    let (name, alice) = (bench.fresh_name(), bench.client("alice").await);
+    let rounds = if bench.stage.service.virtual_time() { 500 } else { 50 };
+    for round in 0..rounds {
+        let request = AcquireRequest::new(name.clone(), bench.ttl() * 20);
+        let lease = alice.ask(&request, alice.budget()).await?;
+        let (renew, release) = (alice.renew_for(&lease, request.ttl()), alice.release(&lease));
+        let (renewed, released) = if bench.draw(round, 2) == 0 {
+            tokio::join!(biased; renew, release)
+        } else {
+            let (released, renewed) = tokio::join!(biased; release, renew);
+            (renewed, released)
+        };
+        assert_eq!(released?, Released::Now, "round {round}: a renewal took the lease from its release");
+        if let Err(refused) = renewed {
+            assert_eq!(refused.kind(), ErrorKind::Lost, "round {round}: {refused}");
+        }
+        assert_eq!(bench.holder(&name).await, None, "round {round}: a renewal left a record");
+    }
+    bench.judge(|rules| rules.demand(Demand::Grants(rounds)));
     Ok(Kept)
 }
 

@@ -12,6 +12,7 @@ use crate::{
 
 cases![
     g01_a_release_wakes_a_waiter,
+    g02_an_end_without_a_release_wakes_a_waiter,
     g03_a_wait_ends_with_its_budget,
     g03_a_wait_ends_also_when_nothing_answers,
     g04_waiters_are_served_in_order[Fair, Queue],
@@ -36,6 +37,25 @@ async fn g01_a_release_wakes_a_waiter(bench: Bench) -> Outcome {
     let took = released.until(bench.now());
     assert!(took < bench.ttl() * 5, "a waiter was granted {took:?} after the release");
     bench.measure_time("hand-off", took);
+    bob.release(&next).await?;
+    Ok(Kept)
+}
+
+/// A waiter that stands behind a holder which falls silent is granted soon after the lease's end, and not before.
+async fn g02_an_end_without_a_release_wakes_a_waiter(bench: Bench) -> Outcome {
+    let name = bench.fresh_name();
+    let (alice, bob) = (bench.client("alice").await, bench.client("bob").await);
+    let lease = alice.try_acquire(&name).await?;
+    let (lock, wait) = (name.clone(), bench.ttl() * 200);
+    let waiting = tokio::spawn(async move { (bob.acquire(&lock, wait).await, bob) });
+    bench.pass(bench.ttl() / 4).await;
+    let renewed = alice.renew(&lease).await?;
+    let (granted, bob) = waiting.await.expect("the task lives");
+    let next = granted?;
+    let now = bench.now();
+    assert!(now >= renewed.deadline, "granted {:?} before the deadline", now.until(renewed.deadline));
+    let took = renewed.deadline.until(now);
+    assert!(took < bench.ttl() * 5, "a waiter was granted {took:?} after the lease had ended");
     bob.release(&next).await?;
     Ok(Kept)
 }

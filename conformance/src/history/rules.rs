@@ -169,6 +169,15 @@ pub struct Bounds {
     pub recovery: Option<Duration>,
 }
 
+impl Bounds {
+    /// Sets fields in one expression.
+    #[must_use]
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
+    }
+}
+
 /// Something that must have been seen: a history in which nothing happened proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -30,6 +30,7 @@ pub(crate) struct About {
     server: Option<String>,
     ttl: Duration,
     virtual_time: bool,
+    embedded: bool,
 }
 
 impl About {
@@ -39,6 +40,7 @@ impl About {
             server: service.version().await,
             ttl: service.ttl(),
             virtual_time: service.virtual_time(),
+            embedded: service.embedded(),
         }
     }
 }
@@ -137,7 +139,8 @@ impl Log {
 
     /// Notes a case that lacks something; returns the word for it.
     pub(crate) fn left_out(&self, case: &Case, need: Need) -> &'static str {
-        let by_design = self.about.as_ref().is_some_and(|about| need.by_design(&about.capabilities));
+        let by_design =
+            self.about.as_ref().is_some_and(|about| need.by_design(&about.capabilities, about.embedded));
         let verdict = if by_design { Verdict::NotApplicable } else { Verdict::NotRun };
         let word = verdict.word();
         self.note(CaseRun { reason: Some(need.missing().into()), ..run(case, verdict) });

@@ -1,0 +1,150 @@
+//! The record of a migration's phases, and the memberships that bind to it.
+
+use std::{sync::PoisonError, time::Duration};
+
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use lockcore::backend::*;
+
+use crate::{
+    keys::Space,
+    steps::{EtcdBackend, fence, range},
+};
+
+impl EtcdBackend {
+    /// Returns the record, and the revision that last changed it.
+    pub(crate) async fn read_phase(&self, call: &Call) -> Result<Option<(PhaseRecord, i64)>> {
+        let key = Space::new(call.namespace()).phase();
+        let (_, _, answers) = self.txn_freely(call, Txn::new().and_then([TxnOp::get(key, None)])).await?;
+        let Some(record) = range(&answers, 0).into_iter().next() else { return Ok(None) };
+        let read = std::str::from_utf8(record.value()).ok().and_then(read).ok_or_else(|| {
+            Error::new(ErrorKind::Misconfigured, "the record of the phases holds something that is not ours")
+        })?;
+        Ok(Some((read, record.mod_revision())))
+    }
+
+    pub(crate) async fn replace_phase(
+        &self,
+        call: &Call,
+        expect: Option<&PhaseRecord>,
+        new: &PhaseRecord,
+    ) -> Result<bool> {
+        let key = Space::new(call.namespace()).phase();
+        let same = match expect {
+            None => Compare::create_revision(key.clone(), CompareOp::Equal, 0),
+            // One record has one form, so its text may be compared.
+            Some(record) => Compare::value(key.clone(), CompareOp::Equal, write(record)),
+        };
+        let txn = Txn::new().when([same]).and_then([TxnOp::put(key, write(new), None)]);
+        Ok(self.txn(call, txn).await?.0)
+    }
+
+    /// Becomes a member of a phase: a key with a lease of its own, made only while the record that opens the phase stands.
+    pub(crate) async fn enter(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
+        let space = Space::new(call.namespace());
+        let Ok(name) = LockName::parse(phase) else {
+            return Err(Error::new(ErrorKind::Invalid, "a phase is named like a lock"));
+        };
+        let request = AcquireRequest::new(name, ttl);
+        let key = space.member(request.name(), request.owner());
+        loop {
+            let Some((_, at)) =
+                self.read_phase(call).await?.filter(|(r, _)| r.open.iter().any(|p| p == phase))
+            else {
+                self.give_up(call, &key).await;
+                return Err(Error::new(ErrorKind::Unavailable, format!("the phase {phase:?} is not open")));
+            };
+            let place = self.grant(call, &key, ttl, Some(call.now())).await?;
+            let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(place.lease)));
+            let txn = Txn::new()
+                .when([
+                    Compare::mod_revision(space.phase(), CompareOp::Equal, at),
+                    Compare::create_revision(key.clone(), CompareOp::Equal, 0),
+                ])
+                .and_then([put]);
+            let naming = self.naming(&key);
+            let answer = self.txn(call, txn).await;
+            if let Some(naming) = naming {
+                naming.settle(&answer);
+            }
+            let (done, r, _) = match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    self.give_up(call, &key).await;
+                    return Err(error);
+                }
+            };
+            if !done {
+                continue;
+            }
+            let fence = fence(0, r)?;
+            self.update(&key, |place| (place.held, place.queued) = (Some((fence, r)), true));
+            let memberships = || self.memberships.lock().unwrap_or_else(PoisonError::into_inner);
+            memberships().insert(*request.owner(), key.clone());
+            let lease = request.granted(call, place.sent, place.granted, fence);
+            if lease.is_err() {
+                memberships().remove(request.owner());
+                self.give_up(call, &key).await;
+            }
+            return lease;
+        }
+    }
+
+    /// Ends what an attempt to join may have left. If this fails, its TTL does.
+    async fn give_up(&self, call: &Call, key: &str) {
+        if self.place(key).is_some() && !self.put_at_hand(key) {
+            let _ = self.leave_queue(call, key).await;
+        }
+    }
+}
+
+/// Writes a record, a line each: epoch, floor, migration, open phases.
+fn write(record: &PhaseRecord) -> String {
+    let floor = record.floor.map_or_else(|| "-".into(), |floor| floor.to_string());
+    let mut text = format!("{}\n{floor}\n{}", record.epoch, escape(&record.migration));
+    for phase in &record.open {
+        text.push('\n');
+        text.push_str(&escape(phase));
+    }
+    text
+}
+
+fn read(text: &str) -> Option<PhaseRecord> {
+    let mut lines = text.split('\n');
+    let epoch = lines.next()?.parse().ok()?;
+    let floor = match lines.next()? {
+        "-" => None,
+        floor => Some(floor.parse().ok()?),
+    };
+    let mut record = PhaseRecord::new(unescape(lines.next()?), epoch);
+    record.floor = floor;
+    record.open = lines.map(unescape).collect();
+    Some(record)
+}
+
+fn escape(text: &str) -> String {
+    text.replace('%', "%25").replace('\n', "%0A")
+}
+
+fn unescape(text: &str) -> String {
+    text.replace("%0A", "\n").replace("%25", "%")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_reads_back_whatever_its_names_are() {
+        for (migration, open) in
+            [("", vec![]), ("redis to etcd\n%0A%", vec!["from".to_owned(), "a\nb".into(), String::new()])]
+        {
+            let mut record = PhaseRecord::new(migration, 7);
+            record.open = open;
+            for floor in [None, Some(Fence::new(91).unwrap())] {
+                record.floor = floor;
+                assert_eq!(read(&write(&record)), Some(record.clone()));
+            }
+        }
+        assert_eq!(read("not ours"), None);
+    }
+}

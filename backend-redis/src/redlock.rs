@@ -1,0 +1,1235 @@
+//! Redlock: several independent servers decide together, by majority.
+//!
+//! # Shape
+//! On each server the keys of a single one; see the README. A lock is taken in two rounds: the first takes it on a
+//! majority, without a fence; the second settles a fence above every one that the first saw, on a majority of servers where
+//! the lock still is the owner's. Any two majorities share a server, whose fence only rises, so fences grow whatever the
+//! clocks say, as long as no server forgets.
+//!
+//! # Source
+//! Redis manual: Distributed locks (the first round). The second round is this crate's.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lockcore::{StoreUrl, backend::*};
+
+use crate::{
+    backend::{check_floor, check_ttl, foreign},
+    config::{Address, RedisConfig, WaitReplicas, misconfigured},
+    connection::connecting,
+    error::{self, Phase},
+    preflight,
+    road::{Node, one_of_many},
+    wire::{
+        self, CANCEL, FENCE_LIMIT, INSPECT, Keys, RAISE, RAISE_FENCE, RELEASE, Renewal, Standing, decimal,
+        hex, millis,
+    },
+};
+
+mod members;
+mod steps;
+
+use members::{Known, Member, Votes, ask};
+use steps::{CUT, Found, SETTLE, Seen, Settled, Shown, TAKE, Taken, too_few};
+
+const BACKEND: &str = "redlock";
+/// What clocks of servers are granted beyond the drift, for the granularity of their timers.
+const TIMERS: Duration = Duration::from_millis(2);
+/// So often a try starts over when nobody got a majority.
+const SPLITS: u32 = 5;
+/// So often a fence is raised above one that came between the rounds.
+const RAISES: u32 = 8;
+const LIST_PAGE: usize = 1000;
+const RENEW_BATCH: usize = 512;
+/// So close to the end of a wait, no answer would come in time.
+const TOO_LATE: Duration = Duration::from_millis(2);
+
+/// Says which servers decide together.
+///
+/// # Example
+/// ```
+/// use lockcore_redis::RedlockConfig;
+///
+/// let config = RedlockConfig::new([("redis-a", 6379), ("redis-b", 6379), ("redis-c", 6379)]);
+/// assert_eq!(config.servers.len(), 3);
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RedlockConfig {
+    /// The servers: an odd number, at least three, independent of each other, without replicas.
+    pub servers: Vec<RedisConfig>,
+    /// How long a server that was started grants nothing: it may have forgotten locks that are still held. TTLs are no
+    /// longer than this then. Zero leaves it to whoever restarts servers to wait for the longest TTL, or to
+    /// `appendfsync always`. Default zero.
+    pub restart_delay: Duration,
+    /// How long a waiter sleeps between two looks. Default 100 ms.
+    pub poll: Duration,
+    /// How long the fence of an idle lock is kept; see [`RedisConfig::fence_margin`]. Default 7 days.
+    pub fence_margin: Duration,
+}
+
+impl RedlockConfig {
+    /// Starts from hosts, ports and the defaults.
+    pub fn new<H: Into<String>>(servers: impl IntoIterator<Item = (H, u16)>) -> Self {
+        Self::of(servers.into_iter().map(|(host, port)| RedisConfig::new(host, port)).collect())
+    }
+
+    /// Starts from servers that differ in more than their address, and the defaults.
+    pub fn of(servers: Vec<RedisConfig>) -> Self {
+        let defaults = RedisConfig::new("", 0);
+        Self {
+            servers,
+            restart_delay: Duration::ZERO,
+            poll: defaults.poll,
+            fence_margin: defaults.fence_margin,
+        }
+    }
+
+    /// Reads `redlock://[user[:password]@]host[:port],host[:port],…[/db]`; `redlocks://` speaks TLS.
+    ///
+    /// # Errors
+    /// `Misconfigured`: not such an address. It is not repeated, because it may hold a password.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let url = StoreUrl::parse(url).map_err(|error| {
+            misconfigured(format!("not the address of several servers: {}", error.message()))
+        })?;
+        if let Some((key, _)) = url.queries().next() {
+            return Err(misconfigured(format!("an address of Redlock has no {key} here; set the field")));
+        }
+        let mut config = Self::of_url(&url)?;
+        for server in &mut config.servers {
+            server.user = url.user().map(str::to_owned);
+            server.password = url.expose_password().map(str::to_owned);
+        }
+        Ok(config)
+    }
+
+    pub(crate) fn of_url(url: &StoreUrl) -> Result<Self> {
+        let tls = match url.scheme() {
+            "redlock" => false,
+            "redlocks" => true,
+            _ => return Err(misconfigured("several servers look like redlock://redis-a,redis-b,redis-c")),
+        };
+        let db = match url.path().trim_start_matches('/') {
+            "" => 0,
+            number => number.parse().map_err(|_| {
+                misconfigured("the path of redlock:// is the number of a database, on all servers the same")
+            })?,
+        };
+        let server = |(host, port): (&str, Option<u16>)| {
+            RedisConfig::new(host, port.unwrap_or(6379)).with(|c| (c.db, c.tls) = (db, tls))
+        };
+        Ok(Self::of(url.hosts().map(server).collect()))
+    }
+
+    /// Sets fields in one expression.
+    #[must_use]
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let count = self.servers.len();
+        if count < 3 || count.is_multiple_of(2) {
+            return Err(misconfigured(format!(
+                "Redlock needs an odd number of servers, at least three, not {count}: an even one stands no more losses"
+            )));
+        }
+        for (n, server) in self.servers.iter().enumerate() {
+            if !matches!(server.address, Address::Tcp(..) | Address::Unix(_)) {
+                return Err(misconfigured(
+                    "the servers of Redlock are single servers, each by its own address",
+                ));
+            }
+            if server.wait_replicas != WaitReplicas::None || server.wait_fsync {
+                return Err(misconfigured("the servers of Redlock wait for no replicas; they have none"));
+            }
+            if self.servers[..n].iter().any(|other| other.address == server.address) {
+                return Err(misconfigured(format!("Redlock lists one server twice: {:?}", server.address)));
+            }
+            server.clone().with(|c| c.fence_margin = self.fence_margin).check()?;
+        }
+        if self.poll.is_zero() {
+            return Err(misconfigured("poll is zero; nothing would ever come in time"));
+        }
+        let shortest = Duration::from_secs(1);
+        if !self.restart_delay.is_zero() && self.restart_delay < shortest {
+            return Err(misconfigured("restart_delay is a second or more, or zero: servers count seconds"));
+        }
+        Ok(())
+    }
+}
+
+/// Locks that a majority of independent servers grants.
+///
+/// # Shape
+/// On each server three keys a lock; see the README.
+///
+/// # Units
+/// TTLs are rounded up to the millisecond and end by the servers' clocks, each by its own. Fences are microseconds since
+/// 1970 by the fastest of these clocks, or one more than the highest that a majority knows.
+///
+/// # Example
+/// ```no_run
+/// use std::time::Duration;
+/// use lockcore::LockClient;
+/// use lockcore_redis::{RedlockBackend, RedlockConfig};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockcore::Result<()> {
+/// let config = RedlockConfig::from_url("redlock://redis-a,redis-b,redis-c")?;
+/// let locks = LockClient::new(RedlockBackend::connect(config).await?);
+/// let guard = locks.named("nightly/report").ttl(Duration::from_secs(30)).acquire().await?;
+/// println!("write with {}", guard.stamp()?);
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct RedlockBackend {
+    config: Arc<RedlockConfig>,
+    members: Vec<Arc<Member>>,
+}
+
+impl RedlockBackend {
+    /// Connects to a majority, within the longest [`RedisConfig::connect_timeout`], and sees that they are different
+    /// servers.
+    ///
+    /// # Errors
+    /// `Misconfigured`: the configuration cannot work, or two addresses lead to one server. `Unauthorized`: credentials
+    /// were refused. `Unavailable`: fewer than a majority can be reached.
+    pub async fn connect(config: RedlockConfig) -> Result<Self> {
+        let backend = Self::lazy(config)?;
+        let longest = backend.config.servers.iter().map(|server| server.connect_timeout).max();
+        let budget = longest.unwrap_or_default().saturating_add(Duration::from_millis(100));
+        // There is no client yet whose call this could be.
+        let call = Call::for_tests(Arc::new(BootClock), budget);
+        backend.meet(&call).await.map_err(connecting)?;
+        Ok(backend)
+    }
+
+    /// Connects when a call needs it.
+    ///
+    /// # Errors
+    /// `Misconfigured`: the configuration cannot work.
+    pub fn lazy(config: RedlockConfig) -> Result<Self> {
+        config.check().map_err(connecting)?;
+        let known = config.servers.iter().map(|_| Arc::default()).collect();
+        Ok(Self::sharing(Arc::new(config), known))
+    }
+
+    fn sharing(config: Arc<RedlockConfig>, known: Vec<Arc<Known>>) -> Self {
+        let member = |(at, (server, known)): (usize, (&RedisConfig, Arc<Known>))| {
+            let server = Arc::new(server.clone());
+            let node = Node::new(&server, None, &known.learnt);
+            Arc::new(Member::new(at, node, known, config.restart_delay))
+        };
+        let members = config.servers.iter().zip(known).enumerate().map(member).collect();
+        Self { config, members }
+    }
+
+    /// Says how many are a majority.
+    fn quorum(&self) -> usize {
+        self.members.len() / 2 + 1
+    }
+
+    /// Says how many must agree that something is not, so that no majority can say that it is.
+    fn veto(&self) -> usize {
+        self.members.len() - self.quorum() + 1
+    }
+
+    fn all(&self) -> impl Iterator<Item = Arc<Member>> {
+        self.members.iter().cloned()
+    }
+
+    /// Connects to a majority.
+    async fn meet(&self, call: &Call) -> Result<()> {
+        let quorum = self.quorum();
+        let enough = |votes: &Votes<()>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
+        let votes = ask(call, call.exchange_timeout(), self.all(), enough, |member| {
+            let call = call.clone();
+            async move { member.link(&call).await.map(drop) }
+        });
+        let votes = votes.await;
+        self.are_different()?;
+        if enough(&votes) {
+            return Ok(());
+        }
+        Err(self.too_few(&votes, quorum))
+    }
+
+    /// Sees that no two addresses lead to one server, as far as they answered.
+    fn are_different(&self) -> Result<()> {
+        let runs: Vec<_> = self.members.iter().map(|member| member.run_id()).collect();
+        for (n, run) in runs.iter().enumerate().filter(|(_, run)| run.is_some()) {
+            if let Some(other) = runs[..n].iter().position(|other| other == run) {
+                return Err(misconfigured(format!(
+                    "{} and {} are one server, whose voice would count twice",
+                    self.members[other].node.name(),
+                    self.members[n].node.name()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Says why too few agreed; what can be told for good is told for good.
+    fn too_few<T>(&self, votes: &Votes<T>, wanted: usize) -> Error {
+        let errors: Vec<&Error> = votes.iter().filter_map(|(_, vote)| vote.as_ref().err()).collect();
+        let silent = self.members.len() - votes.len();
+        // A mistake in the set-up explains more than a server that is away.
+        let lasting =
+            errors.iter().find(|error| error.kind().had_no_effect() && !error.kind().is_transient());
+        if let Some(error) = lasting {
+            return Error::new(error.kind(), error.message().to_owned());
+        }
+        let unknown = errors.iter().find(|error| !error.kind().had_no_effect());
+        let kind = if unknown.is_some() || silent > 0 { ErrorKind::Unknown } else { ErrorKind::Unavailable };
+        too_few(kind, wanted, self.members.len(), unknown.or(errors.first()).copied())
+    }
+
+    /// Runs one step on all servers, and waits for a majority.
+    async fn on_all<T, F>(&self, call: &Call, step: impl Fn(Arc<Member>, Call) -> F) -> Votes<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let quorum = self.quorum();
+        let enough = |votes: &Votes<T>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
+        ask(call, call.exchange_timeout(), self.all(), enough, |member| step(member, call.clone())).await
+    }
+
+    /// The first round.
+    async fn take_all(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Arc<Keys>,
+        last: Moment,
+    ) -> Votes<Taken> {
+        let (quorum, veto) = (self.quorum(), self.veto());
+        let enough = |votes: &Votes<Taken>| {
+            let count =
+                |is: fn(&Taken) -> bool| votes.iter().filter(|(_, vote)| vote.as_ref().is_ok_and(is)).count();
+            count(|taken| matches!(taken, Taken::Ours { .. })) >= quorum
+                || count(|taken| matches!(taken, Taken::Held { .. })) >= veto
+        };
+        // Who connects only when the round is over does not take part: nobody would know of it.
+        let round = Round::default();
+        let over = round.0.clone();
+        ask(call, half(call), self.all(), enough, |member| {
+            let (call, request, keys, over) = (call.clone(), request.clone(), keys.clone(), over.clone());
+            async move {
+                let owner = request.owner();
+                let mut corrected = false;
+                loop {
+                    let link = member.link(&call).await?;
+                    member.check_ready(call.now())?;
+                    let not_after = link.server_time(last.min(call.deadline()));
+                    let hex = hex(owner);
+                    let gone = keys.gone(&hex);
+                    let args: [&[u8]; 4] = [
+                        hex.as_bytes(),
+                        &decimal(millis(request.ttl())),
+                        &decimal(not_after),
+                        request.label().unwrap_or_default().as_bytes(),
+                    ];
+                    let operations = &member.known.operations;
+                    operations.sends(owner, call.now(), request.ttl(), not_after);
+                    // After it was noted: either this sees that the round is over, or who clears up sees the note.
+                    if over.load(Ordering::SeqCst) {
+                        operations.answered(owner);
+                        return Err(Error::new(
+                            ErrorKind::Unavailable,
+                            "the server was not connected to in time",
+                        ));
+                    }
+                    let keys: [&str; 3] = [&keys.lock, &keys.fence, &gone];
+                    let answer = member.run_on(&link, &call, &TAKE, &keys, &args).await;
+                    if !matches!(&answer, Err(error) if !error.kind().had_no_effect()) {
+                        operations.answered(owner);
+                    }
+                    match Taken::read(&answer?.1)? {
+                        // The answer corrected the estimate of its clock. It did nothing.
+                        Taken::Late if !corrected && call.now() < last.min(call.deadline()) => {
+                            corrected = true
+                        }
+                        taken => return Ok(taken),
+                    }
+                }
+            }
+        })
+        .await
+    }
+
+    /// The second round, on the servers where the lock is ours; `None`: it found no majority.
+    async fn settle_all(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Arc<Keys>,
+        ours: &[usize],
+        mut fence: i64,
+    ) -> Result<Option<(Moment, Fence)>> {
+        let quorum = self.quorum();
+        for _ in 0..RAISES {
+            if fence >= FENCE_LIMIT {
+                return Err(wire::full());
+            }
+            if call.remaining().is_zero() {
+                break;
+            }
+            let sent = call.now();
+            let yes = |votes: &Votes<Settled>| {
+                votes.iter().filter(|(_, vote)| matches!(vote, Ok(Settled::Yes))).count()
+            };
+            let members = ours.iter().map(|at| self.members[*at].clone());
+            let votes = ask(
+                call,
+                half(call),
+                members,
+                |votes| yes(votes) >= quorum,
+                |member| {
+                    let (call, owner, ttl) = (call.clone(), *request.owner(), request.ttl());
+                    let (keys, margin) = (keys.clone(), self.config.fence_margin);
+                    async move {
+                        let hex = hex(&owner);
+                        let numbers = [fence.unsigned_abs(), millis(ttl), millis(margin)].map(decimal);
+                        let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+                        let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
+                        let (_, answer) = member.run(&call, &SETTLE, &names, &args).await?;
+                        Settled::read(&answer)
+                    }
+                },
+            );
+            let votes = votes.await;
+            if yes(&votes) >= quorum {
+                return Ok(Some((sent, Fence::new(fence)?)));
+            }
+            let low = votes.iter().filter_map(|(_, vote)| match vote {
+                Ok(Settled::Low(high)) => Some(*high),
+                _ => None,
+            });
+            match low.max() {
+                Some(high) => fence = high + 1,
+                None => break,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes back what an acquisition has on any server; says where that was not confirmed.
+    async fn clean_up(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>, touched: &[usize]) -> Vec<usize> {
+        let members: Vec<_> = self
+            .all()
+            .filter(|member| {
+                touched.contains(&member.at) || member.known.operations.in_doubt(owner).is_some()
+            })
+            .collect();
+        let asked: Vec<usize> = members.iter().map(|member| member.at).collect();
+        // Servers that did not answer before are told, too; nobody waits for them.
+        let enough =
+            |votes: &Votes<bool>| touched.iter().all(|at| votes.iter().any(|(voter, _)| voter == at));
+        let votes = ask(call, call.exchange_timeout(), members, enough, |member| {
+            let (call, owner, keys) = (call.clone(), *owner, keys.clone());
+            async move { give_back(&member, &call, &owner, &keys).await }
+        });
+        let votes = votes.await;
+        let done = |at: &usize| votes.iter().any(|(voter, vote)| voter == at && vote.is_ok());
+        asked.into_iter().filter(|at| !done(at)).collect()
+    }
+
+    /// Asks all servers once.
+    /// `since`: from when the deadline counts at the latest, for a try.
+    async fn attempt(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Arc<Keys>,
+        since: Moment,
+    ) -> Result<Attempt> {
+        let owner = request.owner();
+        let now = call.now();
+        // See the backend for one server: no copy runs after the end of the lease that an earlier one may have made.
+        let first =
+            self.members.iter().map(|member| member.known.operations.first_unanswered(owner, now)).min();
+        let last = first.unwrap_or(now).saturating_add(request.ttl());
+        if now >= last {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "an earlier request of this acquisition was never answered, and its time is over",
+            ));
+        }
+        let votes = self.take_all(call, request, keys, last).await;
+        if let Err(error) = self.are_different() {
+            self.cancel(call, request).await?;
+            return Err(error);
+        }
+
+        let mut ours = Vec::new();
+        let mut before: Vec<(i64, Duration)> = Vec::new();
+        let (mut highest, mut settled, mut clock) = (0, 0, 0);
+        let mut held: Vec<(Option<&Shown>, Duration, u64)> = Vec::new();
+        for (at, vote) in &votes {
+            match vote {
+                Ok(Taken::Ours { high, own, settled: is_settled, left, us }) => {
+                    ours.push(*at);
+                    before.extend(own.map(|fence| (fence.get(), *left)));
+                    settled = settled.max(own.map_or(0, Fence::get));
+                    highest = highest.max(if *is_settled { 0 } else { *high });
+                    clock = clock.max(i64::try_from(*us).unwrap_or(i64::MAX));
+                }
+                Ok(Taken::Held { shown, left, us }) => held.push((shown.as_ref(), *left, *us)),
+                Ok(Taken::Late | Taken::Over) | Err(_) => {}
+            }
+        }
+        // It was granted to an earlier request: the same is told again, with what is left.
+        let mut lefts: Vec<Duration> =
+            before.iter().filter(|(fence, _)| *fence == settled).map(|(_, left)| *left).collect();
+        if let Some(at) = lefts.len().checked_sub(self.quorum()) {
+            lefts.sort_unstable();
+            let left = lefts[at].saturating_sub(TIMERS);
+            return request.granted(call, now.min(since), left, Fence::new(settled)?).map(Attempt::Granted);
+        }
+        if ours.len() >= self.quorum() {
+            let floor = request.floor().map_or(0, Fence::get);
+            // A fence of an earlier request serves as well, unless somebody came between.
+            let fence = match settled > highest.max(floor) {
+                true => settled,
+                false => (highest + 1).max(settled + 1).max(floor + 1).max(clock),
+            };
+            match self.settle_all(call, request, keys, &ours, fence).await {
+                Ok(Some((sent, fence))) => {
+                    let left = request.ttl().saturating_sub(TIMERS);
+                    match request.granted(call, sent.min(since), left, fence) {
+                        Ok(lease) => return Ok(Attempt::Granted(lease)),
+                        Err(error) => {
+                            self.clean_up(call, owner, keys, &ours).await;
+                            return Err(error);
+                        }
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    self.clean_up(call, owner, keys, &ours).await;
+                    return Err(error);
+                }
+            }
+        }
+
+        let unclean = self.clean_up(call, owner, keys, &ours).await;
+        let holder = self.holder_of(&held);
+        let mut ends: Vec<Duration> = held.iter().map(|(_, left, _)| *left).collect();
+        ends.sort_unstable();
+        // When so many leases have ended that a majority can be had; not before the next look, where servers are away.
+        let needed = self.quorum().saturating_sub(votes.len() - held.len()).saturating_sub(1);
+        let ends = ends.get(needed).map(|left| now.saturating_add(*left));
+        if held.len() >= self.veto() {
+            // Nobody else can have a majority where several have parts of it.
+            let split = holder.is_none() && held.iter().all(|(shown, ..)| shown.is_some());
+            return Ok(if split { Attempt::Split } else { Attempt::Held { holder, ends } });
+        }
+        // What is left on a minority is no grant; it is told off where it can be.
+        let is_clean = unclean.len() < self.quorum();
+        if !held.is_empty() && ours.len() + held.len() >= self.quorum() && is_clean {
+            return Ok(Attempt::Split);
+        }
+        let over = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Over))).count();
+        if is_clean && over >= self.veto() {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "this acquisition was given up before it arrived",
+            ));
+        }
+        let late = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Late))).count();
+        if is_clean && late >= self.veto() {
+            let ended = request.wait_until().is_some_and(|end| call.now() >= end);
+            return Err(match ended {
+                true => Error::held_by(ErrorKind::WaitTimeout, None),
+                false => Error::new(ErrorKind::Unavailable, "the request reached the servers after its time"),
+            });
+        }
+        let error = self.too_few(&votes, self.quorum());
+        Err(match (error.kind(), is_clean) {
+            (ErrorKind::Unknown, true) => Error::new(ErrorKind::Unavailable, error.message().to_owned()),
+            (ErrorKind::Unavailable, false) => Error::new(ErrorKind::Unknown, error.message().to_owned()),
+            _ => error,
+        })
+    }
+
+    /// Names who has a majority, of what servers show.
+    fn holder_of(&self, held: &[(Option<&Shown>, Duration, u64)]) -> Option<Holder> {
+        let shown = held.iter().filter_map(|(shown, left, us)| Some(((*shown)?, *left, *us)));
+        let shown: Vec<_> =
+            shown.filter_map(|(shown, left, us)| Some((shown, shown.fence?, left, us))).collect();
+        shown.iter().find_map(|(candidate, fence, _, us)| {
+            let mut lefts: Vec<Duration> = shown
+                .iter()
+                .filter(|(shown, other, ..)| shown.owner == candidate.owner && other == fence)
+                .map(|(_, _, left, _)| *left)
+                .collect();
+            // Who is seen on a veto holds, as far as these servers can tell: the others did not answer.
+            if lefts.len() < self.veto() {
+                return None;
+            }
+            lefts.sort_unstable();
+            let left = lefts[lefts.len() - self.veto()];
+            Some(Holder::new(candidate.owner.digest(), *fence, left).with(|holder| {
+                holder.since = Some(Duration::from_micros(us.saturating_sub(candidate.since)));
+                holder.label.clone_from(&candidate.label);
+            }))
+        })
+    }
+
+    async fn acquire_in_turns(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        self.check_ttl(request.ttl())?;
+        if let Some(floor) = request.floor() {
+            check_floor(floor)?;
+        }
+        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        let mut spread = request.owner().digest().to_i64() as u64;
+        let mut splits = 0;
+        // A try is one request to who asks for it, whatever it takes here; a waiter knows that it is many.
+        let since = if request.wait_until().is_none() { call.now() } else { Moment::MAX };
+        loop {
+            let begun = call.now();
+            let (holder, ends, split) = match self.attempt(call, request, &keys, since).await? {
+                Attempt::Granted(lease) => return Ok(lease),
+                Attempt::Held { holder, ends } => (holder, ends, false),
+                Attempt::Split => (None, None, true),
+            };
+            spread = spread.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let jitter = |most: Duration| most.mul_f64((spread >> 40) as f64 / (1u64 << 24) as f64);
+            let now = call.now();
+            // Those who met leave each other room, more each time.
+            splits = if split { splits + 1 } else { 0 };
+            let took = begun.until(now).max(Duration::from_millis(2));
+            let nap = match split {
+                true => jitter(took * 2u32.pow(splits.min(6))).min(self.config.poll),
+                false => self.config.poll.mul_f64(0.5) + jitter(self.config.poll.mul_f64(0.5)),
+            };
+            let after_end = Duration::from_millis(1) + jitter(Duration::from_millis(4));
+            let wake =
+                ends.map_or(Moment::MAX, |ends| ends.saturating_add(after_end)).min(now.saturating_add(nap));
+            let Some(end) = request.wait_until() else {
+                if split && splits <= SPLITS && wake.saturating_add(took * 2) < call.deadline() {
+                    call.clock().sleep_until(wake).await;
+                    continue;
+                }
+                return Err(Error::held_by(ErrorKind::Held, holder));
+            };
+            let timed_out = |now: Moment| now.saturating_add(TOO_LATE) >= end;
+            if timed_out(now) {
+                return Err(Error::held_by(ErrorKind::WaitTimeout, holder));
+            }
+            call.clock().sleep_until(wake.min(end)).await;
+            if timed_out(call.now()) {
+                return Err(Error::held_by(ErrorKind::WaitTimeout, holder));
+            }
+        }
+    }
+
+    fn check_ttl(&self, ttl: Duration) -> Result<()> {
+        check_ttl(ttl)?;
+        let delay = self.config.restart_delay;
+        if delay.is_zero() || ttl <= delay {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Invalid,
+            format!("a TTL is no longer than the restart_delay here, {delay:?}, not {ttl:?}"),
+        ))
+    }
+
+    /// Judges what all servers say about one holding.
+    fn judge<T>(&self, call: &Call, lease: &Lease, votes: Votes<Standing<T>>) -> Result<Vec<T>> {
+        let mut ours = Vec::new();
+        let (mut no, mut broken) = (0, false);
+        let mut others: Votes<()> = Vec::new();
+        for (at, vote) in votes {
+            others.push((
+                at,
+                vote.map(|standing| match standing {
+                    Standing::Ours(found) => ours.push(found),
+                    Standing::Broken => (no, broken) = (no + 1, true),
+                    Standing::Taken | Standing::None => no += 1,
+                }),
+            ));
+        }
+        if ours.len() >= self.quorum() {
+            return Ok(ours);
+        }
+        if no >= self.veto() {
+            return Err(Error::lost(match broken {
+                true => LostReason::Broken,
+                false if call.now() >= lease.deadline => LostReason::Expired,
+                false => LostReason::Taken,
+            }));
+        }
+        // Some did it, perhaps.
+        let error = self.too_few(&others, self.quorum());
+        Err(match error.kind() {
+            ErrorKind::Unavailable if !ours.is_empty() => {
+                Error::new(ErrorKind::Unknown, error.message().to_owned())
+            }
+            _ => error,
+        })
+    }
+
+    /// Makes sure that an acquisition is granted on no majority, now and later.
+    async fn cancel(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
+        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        let votes = self.on_all(call, |member, call| {
+            let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
+            async move {
+                let found = cancel_on(&member, &call, &owner, ttl, &keys, false).await?.1;
+                member.known.operations.forget(&owner);
+                Ok(found)
+            }
+        });
+        let votes = votes.await;
+        let gone = votes.iter().filter(|(_, vote)| vote.is_ok()).count();
+        if gone >= self.veto() { Ok(()) } else { Err(self.too_few(&votes, self.veto())) }
+    }
+
+    async fn settle(&self, call: &Call, request: &AcquireRequest) -> Result<Option<Lease>> {
+        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        let sent = call.now();
+        let votes = self.on_all(call, |member, call| {
+            let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
+            async move { cancel_on(&member, &call, &owner, ttl, &keys, true).await.map(|(_, found)| found) }
+        });
+        let votes = votes.await;
+        let ours: Vec<(usize, Option<Fence>, Duration)> = votes
+            .iter()
+            .filter_map(|(at, vote)| {
+                let (fence, left) = (*vote.as_ref().ok()?)?;
+                Some((*at, fence, left))
+            })
+            .collect();
+        if let Some(fence) = ours.iter().filter_map(|(_, fence, _)| *fence).max() {
+            let mut lefts: Vec<Duration> =
+                ours.iter().filter(|(_, other, _)| *other == Some(fence)).map(|(_, _, left)| *left).collect();
+            lefts.sort_unstable();
+            if let Some(at) = lefts.len().checked_sub(self.quorum()) {
+                return request.granted(call, sent, lefts[at].saturating_sub(TIMERS), fence).map(Some);
+            }
+            // Some have it: it may be granted with this fence yet, by what is still under way.
+            let ours: Vec<usize> = ours.iter().map(|(at, ..)| *at).collect();
+            if ours.len() >= self.quorum()
+                && let Some((sent, fence)) = self.settle_all(call, request, &keys, &ours, fence.get()).await?
+            {
+                return request.granted(call, sent, request.ttl().saturating_sub(TIMERS), fence).map(Some);
+            }
+        }
+        self.cancel(call, request).await.map(|()| None)
+    }
+}
+
+/// The first round of one attempt; over when this is dropped.
+#[derive(Default)]
+struct Round(Arc<AtomicBool>);
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The rounds one by one, as requests that were held up may arrive.
+#[cfg(test)]
+impl RedlockBackend {
+    /// Says on how many servers the first round takes the lock.
+    pub(crate) async fn first_round(&self, call: &Call, request: &AcquireRequest) -> usize {
+        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        let last = call.now().saturating_add(request.ttl());
+        let votes = self.take_all(call, request, &keys, last).await;
+        votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Ours { .. }))).count()
+    }
+
+    /// Returns what the second round finds on each server that does not settle: a fence that is not below, or not the
+    /// owner's lock.
+    pub(crate) async fn second_round(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        fence: i64,
+    ) -> Vec<Option<i64>> {
+        let keys = Keys::new(call.namespace(), request.name());
+        let mut found = Vec::new();
+        for member in &self.members {
+            let hex = hex(request.owner());
+            let numbers = [fence.unsigned_abs(), millis(request.ttl()), 604_800_000].map(decimal);
+            let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+            let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
+            let (_, answer) = member.run(call, &SETTLE, &names, &args).await.unwrap();
+            match Settled::read(&answer).unwrap() {
+                Settled::Yes => {}
+                Settled::NotOurs => found.push(None),
+                Settled::Low(high) => found.push(Some(high)),
+            }
+        }
+        found
+    }
+
+    /// Tells one server off.
+    pub(crate) async fn settle_on(&self, call: &Call, at: usize, request: &AcquireRequest) {
+        let keys = Keys::new(call.namespace(), request.name());
+        cancel_on(&self.members[at], call, request.owner(), request.ttl(), &keys, false).await.unwrap();
+    }
+}
+
+enum Attempt {
+    Granted(Lease),
+    Held {
+        holder: Option<Holder>,
+        ends: Option<Moment>,
+    },
+    /// Nobody has a majority.
+    Split,
+}
+
+/// Leaves as much time as it takes: for another round, and for taking back what was taken.
+fn half(call: &Call) -> Duration {
+    call.exchange_timeout().min(call.remaining() / 2)
+}
+
+/// Ends what an owner has on one server, whatever its fence there.
+async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys) -> Result<bool> {
+    let hex = hex(owner);
+    let gone = keys.gone(&hex);
+    let any_fence = format!("{hex}|");
+    let not_after = decimal(member.known.operations.in_doubt(owner).unwrap_or(0));
+    let args: [&[u8]; 3] = [any_fence.as_bytes(), &not_after, keys.channel.as_bytes()];
+    let (_, answer) = member.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
+    member.known.operations.forget(owner);
+    Ok(answer.int(0)? == 1)
+}
+
+async fn cancel_on(
+    member: &Member,
+    call: &Call,
+    owner: &Owner,
+    ttl: Duration,
+    keys: &Keys,
+    adopt: bool,
+) -> Result<(Moment, Found)> {
+    let hex = hex(owner);
+    let gone = keys.gone(&hex);
+    let not_after = decimal(member.known.operations.in_doubt(owner).unwrap_or(0));
+    let adopt: &[u8] = if adopt { b"1" } else { b"0" };
+    let args: [&[u8]; 5] =
+        [hex.as_bytes(), adopt, &not_after, &decimal(millis(ttl)), keys.channel.as_bytes()];
+    let (sent, answer) = member.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
+    Ok((sent, steps::read_found(&answer)?))
+}
+
+#[async_trait]
+impl LockBackend for RedlockBackend {
+    fn capabilities(&self) -> Capabilities {
+        let keeps = self.members.iter().all(|member| !member.known.learnt.forgets());
+        let delay = self.config.restart_delay;
+        let day = Duration::from_secs(86_400);
+        Capabilities::weakest(BACKEND).with(|c| {
+            c.survives.restart = keeps || !delay.is_zero();
+            c.survives.failover = true;
+            c.survives.pause = true;
+            // Servers that forget are not a majority that stands by its word.
+            c.consistency = match c.survives.restart {
+                true => Consistency::SingleServer,
+                false => Consistency::Replicated,
+            };
+            c.fence = FenceSource::ClockBounded;
+            c.wake_up = WakeUp::Poll;
+            c.ttl = Duration::from_millis(20)..=if delay.is_zero() { day } else { delay.min(day) };
+            c.ttl_step = Duration::from_millis(1);
+            c.fence_floor = true;
+            c.labels = true;
+            c.lock_delay = true;
+            c.renew_batch = RENEW_BATCH;
+        })
+    }
+
+    async fn acquire(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        let acquired = self.acquire_in_turns(call, request).await;
+        acquired.map_err(|e| e.about(Verb::Acquire, Some(request.name()), BACKEND))
+    }
+
+    async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
+        let renewed = async {
+            self.check_ttl(ttl)?;
+            let sent = call.now();
+            let votes = self.on_all(call, |member, call| {
+                let keys = Keys::new(call.namespace(), &lease.name);
+                let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
+                async move {
+                    let (keys, args) = renewal.into_request(false);
+                    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                    let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+                    let (_, answer) = member.run(&call, &wire::RENEW, &keys, &args).await?;
+                    Renewal::read(&answer)
+                }
+            });
+            self.judge(call, lease, votes.await)?;
+            Ok(call.renewed(lease, sent, ttl.saturating_sub(TIMERS)))
+        };
+        renewed.await.map_err(|e: Error| e.about(Verb::Renew, Some(&lease.name), BACKEND))
+    }
+
+    async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
+        let released = async {
+            let keys = Arc::new(Keys::new(call.namespace(), &lease.name));
+            let votes = self.on_all(call, |member, call| {
+                let (owner, keys) = (lease.owner, keys.clone());
+                async move { give_back(&member, &call, &owner, &keys).await }
+            });
+            let votes = votes.await;
+            let answered = votes.iter().filter(|(_, vote)| vote.is_ok()).count();
+            if answered < self.veto() {
+                return Err(self.too_few(&votes, self.veto()));
+            }
+            let ended = votes.iter().filter(|(_, vote)| matches!(vote, Ok(true))).count();
+            Ok(if ended >= self.quorum() { Released::Now } else { Released::AlreadyOver })
+        };
+        released.await.map_err(|e: Error| e.about(Verb::Release, Some(&lease.name), BACKEND))
+    }
+
+    async fn resolve(&self, call: &Call, request: &AcquireRequest) -> Result<Resolution> {
+        let settled = self.settle(call, request).await;
+        let found = settled.map_err(|e| e.about(Verb::Resolve, Some(request.name()), BACKEND))?;
+        Ok(found.map_or(Resolution::Gone, Resolution::Adopted))
+    }
+
+    async fn inspect(&self, call: &Call, name: &LockName) -> Result<LockState> {
+        let looked = async {
+            let seen = self.look(call, name).await?;
+            let foreigners = seen.iter().filter(|(_, seen)| seen.held && seen.shown.is_none()).count();
+            if foreigners >= self.veto() {
+                return Err(foreign());
+            }
+            let held: Vec<_> =
+                seen.iter().map(|(_, seen)| (seen.shown.as_ref(), seen.left, seen.us)).collect();
+            Ok(LockState::default().with(|state| {
+                state.holder = self.holder_of(&held);
+                state.last_fence = seen.iter().filter_map(|(_, seen)| Fence::new(seen.high).ok()).max();
+            }))
+        };
+        looked.await.map_err(|e: Error| e.about(Verb::Inspect, Some(name), BACKEND))
+    }
+
+    async fn abandon(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
+        self.cancel(call, request).await.map_err(|e| e.about(Verb::Resolve, Some(request.name()), BACKEND))
+    }
+
+    async fn preflight(&self, call: &Call) -> Result<Preflight> {
+        let looked = async {
+            self.meet(call).await?;
+            let mut preflight = Preflight::clean(self.capabilities().with(|c| {
+                c.survives.restart = true;
+                c.consistency = Consistency::SingleServer;
+            }));
+            let mut clocks = Vec::new();
+            for member in &self.members {
+                let config = &self.config.servers[member.at];
+                let delayed = !self.config.restart_delay.is_zero();
+                let looked = preflight::look_at_member(
+                    call,
+                    config,
+                    &member.node,
+                    &member.known.learnt,
+                    delayed,
+                    &mut preflight,
+                );
+                match looked.await {
+                    Ok(us) => clocks.push((member.node.name(), us)),
+                    Err(error) => preflight.findings.push(format!(
+                        "{} cannot be looked at ({}); one more that is away may be one too many",
+                        member.node.name(),
+                        error.message()
+                    )),
+                }
+            }
+            if !preflight.capabilities.survives.restart {
+                preflight.capabilities.consistency = Consistency::Replicated;
+            }
+            preflight::judge_clocks_of_members(&mut preflight, &clocks);
+            Ok(preflight)
+        };
+        looked.await.map_err(|e: Error| e.about(Verb::Preflight, None, BACKEND))
+    }
+
+    async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
+        let mut answers = Vec::with_capacity(leases.len());
+        for batch in leases.chunks(RENEW_BATCH) {
+            answers.extend(self.renew_batch(call, batch, ttl).await);
+        }
+        answers
+    }
+
+    async fn raise(&self, call: &Call, lease: &Lease, floor: Fence) -> Result<()> {
+        let raised = async {
+            check_floor(floor)?;
+            let votes = self.raise_on_all(call, &lease.name, &lease.owner, lease.fence, floor).await;
+            self.judge(call, lease, votes).map(drop)
+        };
+        raised.await.map_err(|e: Error| e.about(Verb::Raise, Some(&lease.name), BACKEND))
+    }
+
+    async fn raise_fence(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
+        let raised = async {
+            check_floor(floor)?;
+            self.raise_for_all(call, name, floor).await
+        };
+        raised.await.map_err(|e: Error| e.about(Verb::Raise, Some(name), BACKEND))
+    }
+
+    async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
+        let looked = async {
+            let votes = self.on_all(call, |member, call| async move {
+                let link = member.link(&call).await?;
+                wire::highest_fence(&link, &call, &Keys::fences(call.namespace())).await
+            });
+            let votes = votes.await;
+            let highest: Vec<i64> =
+                votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
+            // Each majority that granted one has a server among so many.
+            if highest.len() < self.veto() {
+                return Err(self.too_few(&votes, self.veto()));
+            }
+            highest.into_iter().max().map(Fence::new).transpose()
+        };
+        looked.await.map_err(|e: Error| e.about(Verb::Migrate, None, BACKEND))
+    }
+
+    /// Raises the fence above the holder's on a majority while that holder still keeps others out, and then ends it.
+    async fn break_lock(&self, call: &Call, name: &LockName, expect: Option<Stamp>) -> Result<Broken> {
+        let broken = async {
+            let seen = self.look(call, name).await?;
+            let held: Vec<_> =
+                seen.iter().map(|(_, seen)| (seen.shown.as_ref(), seen.left, seen.us)).collect();
+            if seen.iter().filter(|(_, seen)| seen.held && seen.shown.is_none()).count() >= self.veto() {
+                return Err(foreign());
+            }
+            let holder = self.holder_of(&held);
+            if let (Some(expect), Some(holder)) = (expect, &holder)
+                && holder.stamp() != expect
+            {
+                return Err(Error::held_by(ErrorKind::Held, Some(holder.clone())));
+            }
+            let highest = seen.iter().map(|(_, seen)| seen.high).max().unwrap_or(0);
+            let clock = seen.iter().filter_map(|(_, seen)| i64::try_from(seen.us).ok()).max().unwrap_or(0);
+            let floor = Fence::new((highest + 1).max(clock))?;
+            check_floor(floor)?;
+            let Some(held_by) = &holder else {
+                return self.raise_for_all(call, name, floor).await.map(|floor| Broken::new(None, floor));
+            };
+            let shown = held.iter().find_map(|(shown, ..)| {
+                shown.filter(|shown| {
+                    shown.owner.digest() == held_by.owner && shown.fence == Some(held_by.fence)
+                })
+            });
+            let Some(owner) = shown.map(|shown| shown.owner) else {
+                return Err(Error::new(ErrorKind::Unavailable, "the holder changed while it was looked at"));
+            };
+            let votes = self.raise_on_all(call, name, &owner, held_by.fence, floor).await;
+            let raised = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Standing::Ours(())))).count();
+            if raised < self.quorum() {
+                // A number is used up on some; the holder still is the holder.
+                return Err(match self.too_few(&votes, self.quorum()) {
+                    error if error.kind().had_no_effect() => error,
+                    error => Error::new(ErrorKind::Unknown, error.message().to_owned()),
+                });
+            }
+            let keys = Arc::new(Keys::new(call.namespace(), name));
+            let fence = held_by.fence;
+            let votes = self.on_all(call, |member, call| {
+                let keys = keys.clone();
+                async move {
+                    let own = wire::own(&owner, fence);
+                    let gone = keys.gone(&hex(&owner));
+                    let names: [&str; 3] = [&keys.lock, &gone, &keys.none()];
+                    member.run(&call, &CUT, &names, &[own.as_bytes()]).await.map(drop)
+                }
+            });
+            let votes = votes.await;
+            if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
+                return Err(Error::new(
+                    ErrorKind::Unknown,
+                    "the fence was raised, but the holder may still be on record",
+                ));
+            }
+            Ok(Broken::new(holder, floor))
+        };
+        broken.await.map_err(|e: Error| e.about(Verb::Break, Some(name), BACKEND))
+    }
+
+    async fn list(
+        &self,
+        call: &Call,
+        prefix: Option<&LockName>,
+        after: Option<&LockName>,
+    ) -> Result<Vec<LockName>> {
+        let listed = async {
+            let votes = self.on_all(call, |member, call| {
+                let (prefix, after) = (prefix.cloned(), after.cloned());
+                async move {
+                    let link = member.link(&call).await?;
+                    let mut page = BTreeSet::new();
+                    wire::names(&link, &call, prefix.as_ref(), after.as_ref(), &mut page).await?;
+                    Ok(page)
+                }
+            });
+            let votes = votes.await;
+            if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
+                return Err(self.too_few(&votes, self.veto()));
+            }
+            let all: BTreeSet<LockName> =
+                votes.into_iter().filter_map(|(_, vote)| vote.ok()).flatten().collect();
+            Ok(all.into_iter().take(LIST_PAGE).collect())
+        };
+        listed.await.map_err(|e: Error| e.about(Verb::List, None, BACKEND))
+    }
+
+    async fn second_connection(&self, call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
+        let known = self.members.iter().map(|member| member.known.clone()).collect();
+        let second = Self::sharing(self.config.clone(), known);
+        second.meet(call).await.map_err(connecting)?;
+        Ok(Some(Arc::new(second)))
+    }
+
+    async fn close(&self) {
+        for member in &self.members {
+            member.node.close();
+        }
+    }
+}
+
+impl RedlockBackend {
+    /// Renews in one round trip to each server.
+    async fn renew_batch(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
+        let again = |error: &Error| Error::new(error.kind(), error.message().to_owned());
+        if let Err(error) = self.check_ttl(ttl) {
+            let about = |lease: &Lease| again(&error).about(Verb::Renew, Some(&lease.name), BACKEND);
+            return leases.iter().map(|lease| Err(about(lease))).collect();
+        }
+        let request = |lease: &Lease| {
+            let keys = Keys::new(call.namespace(), &lease.name);
+            Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request(false)
+        };
+        let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
+        let sent = call.now();
+        let votes = self.on_all(call, |member, call| {
+            let requests = requests.clone();
+            async move {
+                let link = member.link(&call).await?;
+                let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;
+                let (replies, _) = replies.map_err(|refusal| error::error(Phase::Sent, refusal))?;
+                let one = |reply| Renewal::read(&one_of_many(reply)?);
+                Ok(replies.into_iter().map(one).collect::<Vec<_>>())
+            }
+        });
+        let mut votes: Vec<(usize, Result<_>)> =
+            votes.await.into_iter().map(|(at, vote)| (at, vote.map(Vec::into_iter))).collect();
+        let renewed = leases.iter().map(|lease| {
+            let own = votes.iter_mut().map(|(at, vote)| {
+                let own = match vote {
+                    Ok(standings) => standings.next().unwrap_or_else(|| Err(wire::unreadable())),
+                    Err(error) => Err(again(error)),
+                };
+                (*at, own)
+            });
+            let own: Votes<Standing<Duration>> = own.collect();
+            let judged = self.judge(call, lease, own);
+            judged
+                .map(|_| call.renewed(lease, sent, ttl.saturating_sub(TIMERS)))
+                .map_err(|e| e.about(Verb::Renew, Some(&lease.name), BACKEND))
+        });
+        renewed.collect()
+    }
+
+    /// Asks all servers what they show; a majority must answer.
+    async fn look(&self, call: &Call, name: &LockName) -> Result<Vec<(usize, Seen)>> {
+        let keys = Arc::new(Keys::new(call.namespace(), name));
+        let votes = self.on_all(call, |member, call| {
+            let keys = keys.clone();
+            async move {
+                let (_, answer) = member.run(&call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
+                Seen::read(&answer)
+            }
+        });
+        let votes = votes.await;
+        if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.quorum() {
+            return Err(self.too_few(&votes, self.quorum()));
+        }
+        Ok(votes.into_iter().filter_map(|(at, vote)| Some((at, vote.ok()?))).collect())
+    }
+
+    async fn raise_on_all(
+        &self,
+        call: &Call,
+        name: &LockName,
+        owner: &Owner,
+        fence: Fence,
+        floor: Fence,
+    ) -> Votes<Standing<()>> {
+        let keys = Arc::new(Keys::new(call.namespace(), name));
+        self.on_all(call, |member, call| {
+            let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
+            async move {
+                let (own, gone) = (wire::own(&owner, fence), keys.gone(&hex(&owner)));
+                let numbers =
+                    [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
+                let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+                let names: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
+                let (_, answer) = member.run(&call, &RAISE, &names, &args).await?;
+                Standing::read(&answer, || Ok(()))
+            }
+        })
+        .await
+    }
+
+    async fn raise_for_all(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
+        let keys = Arc::new(Keys::new(call.namespace(), name));
+        let votes = self.on_all(call, |member, call| {
+            let (keys, margin) = (keys.clone(), self.config.fence_margin);
+            async move {
+                let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
+                let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
+                let (_, answer) =
+                    member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
+                match &*answer.word {
+                    b"ok" => answer.fence(0),
+                    b"alien" => Err(wire::alien()),
+                    b"full" => Err(wire::full()),
+                    _ => Err(wire::unreadable()),
+                }
+            }
+        });
+        let votes = votes.await;
+        let raised: Vec<Fence> = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
+        if raised.len() < self.quorum() {
+            return Err(match self.too_few(&votes, self.quorum()) {
+                // Some did it.
+                error if error.kind() == ErrorKind::Unavailable && !raised.is_empty() => {
+                    Error::new(ErrorKind::Unknown, error.message().to_owned())
+                }
+                error => error,
+            });
+        }
+        Ok(raised.into_iter().max().unwrap_or(floor))
+    }
+}
+
+impl fmt::Debug for RedlockBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedlockBackend").field("config", &self.config).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,125 @@
+//! How to reach the ensemble.
+
+use std::time::Duration;
+
+use lockcore::backend::{Error, ErrorKind, Result};
+
+/// Says where the servers are and below which node the locks live.
+///
+/// # Example
+/// ```
+/// use lockcore_zk::ZkConfig;
+///
+/// let config = ZkConfig::parse("zk-a:2181,zk-b,[::1]:2182/shop")?;
+/// assert_eq!(config.servers, ["zk-a:2181", "zk-b:2181", "[::1]:2182"]);
+/// assert_eq!(config.root, "/shop");
+/// # Ok::<(), lockcore::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ZkConfig {
+    /// Client addresses of the servers, `host:port`. No default.
+    pub servers: Vec<String>,
+    /// The node below which everything is kept, as `/shop/locks`; made if it is missing. Default: the root, empty.
+    pub root: String,
+    /// How long a new session may take to come up. Default 2 s.
+    pub connect_timeout: Duration,
+    /// How long a session without a lock stays open. Default 60 s.
+    pub idle_timeout: Duration,
+}
+
+impl ZkConfig {
+    /// Starts from addresses and the defaults; the port is 2181 where none is said.
+    pub fn new<S: Into<String>>(servers: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            servers: servers.into_iter().map(|server| with_port(server.into())).collect(),
+            root: String::new(),
+            connect_timeout: Duration::from_secs(2),
+            idle_timeout: Duration::from_secs(60),
+        }
+    }
+
+    /// Reads a connection string as other clients of ZooKeeper write it: `host:port,host:port/root`.
+    ///
+    /// # Errors
+    /// `Misconfigured`: an address or the root cannot be used.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (servers, root) = match text.find('/') {
+            Some(at) => text.split_at(at),
+            None => (text, ""),
+        };
+        let config =
+            Self::new(servers.split(',').map(str::trim)).with(|c| c.root = root.trim_end_matches('/').into());
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Sets fields in one expression.
+    #[must_use]
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
+    }
+
+    /// Checks what needs no server.
+    pub(crate) fn check(&self) -> Result<()> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Misconfigured, message));
+        if self.servers.is_empty() {
+            return bad("a ZooKeeper ensemble needs at least one server".into());
+        }
+        for server in &self.servers {
+            let port = server.rsplit_once(':').and_then(|(host, port)| {
+                let plain = !host.is_empty() && !host.contains(['/', ',', '@', ' ']);
+                port.parse::<u16>().ok().filter(|port| *port > 0 && plain)
+            });
+            if port.is_none() {
+                return bad(format!("{server:?} is not the address of a server; write host:port"));
+            }
+        }
+        let whole = self.root.strip_prefix('/').is_some_and(|path| {
+            path.split('/')
+                .all(|part| !matches!(part, "" | "." | "..") && part.chars().all(crate::keys::is_plain))
+        });
+        if !self.root.is_empty() && !whole {
+            return bad(format!("{:?} is not a node; write a path like /shop/locks", self.root));
+        }
+        if self.root == "/zookeeper" || self.root.starts_with("/zookeeper/") {
+            return bad("the node /zookeeper belongs to the server".into());
+        }
+        if self.connect_timeout.is_zero() || self.idle_timeout.is_zero() {
+            return bad("connect_timeout and idle_timeout are above zero".into());
+        }
+        Ok(())
+    }
+}
+
+fn with_port(server: String) -> String {
+    let bare = match server.rfind(']') {
+        Some(end) => end + 1 == server.len(),
+        None => !server.contains(':'),
+    };
+    if bare { format!("{server}:2181") } else { server }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_strings_read_and_what_cannot_work_is_refused_by_name() {
+        let config = ZkConfig::parse("a,b:99/x/y/").unwrap();
+        assert_eq!((config.servers, config.root.as_str()), (vec!["a:2181".into(), "b:99".into()], "/x/y"));
+        for (text, says) in [
+            ("", "address of a server"),
+            ("a:x", "a:x"),
+            ("a,,b", "address of a server"),
+            ("a/x//y", "not a node"),
+            ("a/../y", "not a node"),
+            ("a/zookeeper", "belongs to the server"),
+        ] {
+            let refused = ZkConfig::parse(text).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Misconfigured);
+            assert!(refused.to_string().contains(says), "{text}: {refused}");
+        }
+    }
+}

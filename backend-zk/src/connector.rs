@@ -1,0 +1,105 @@
+//! A ZooKeeper ensemble by configuration.
+
+use std::sync::Arc;
+
+use lockcore::{
+    backend::{Error, ErrorKind, LockBackend, Result, async_trait},
+    config::{BackendConfig, Connector},
+};
+
+use crate::{ZkBackend, ZkConfig};
+
+/// Takes `zk://host[:port][,host[:port]]...[/root]`; the port is 2181 where none is said.
+///
+/// Options: `connect-timeout` and `idle-timeout` (durations), as in [`ZkConfig`].
+///
+/// # Example
+/// ```
+/// use lockcore::{StoreUrl, config::{BackendConfig, Registry}};
+/// use lockcore_zk::Zk;
+///
+/// let registry = Registry::new().with(Zk);
+/// let config = BackendConfig::new(StoreUrl::parse("zk://zk-a,zk-b:2182/shop?connect-timeout=1s")?);
+/// registry.check(&config)?;
+/// # Ok::<(), lockcore::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Zk;
+
+#[async_trait]
+impl Connector for Zk {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["zk"]
+    }
+
+    fn check(&self, config: &BackendConfig) -> Result<()> {
+        read(config).map(drop)
+    }
+
+    async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
+        Ok(Arc::new(ZkBackend::lazy(read(config)?)?))
+    }
+}
+
+fn read(config: &BackendConfig) -> Result<ZkConfig> {
+    let url = &config.url;
+    let credentials = config.credentials()?;
+    if credentials.user().is_some() || credentials.expose_password().is_some() {
+        return Err(Error::new(
+            ErrorKind::Misconfigured,
+            "this version of the ZooKeeper backend logs in nowhere; take user and password out of the address",
+        ));
+    }
+    let servers = url.hosts().map(|(host, port)| {
+        let port = port.unwrap_or(2181);
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    });
+    let servers: Vec<String> = servers.collect();
+    let mut options = config.options()?;
+    let (connect_timeout, idle_timeout) =
+        (options.duration("connect-timeout")?, options.duration("idle-timeout")?);
+    options.finish()?;
+    let read = ZkConfig::new(servers).with(|c| {
+        c.root = url.path().trim_end_matches('/').to_owned();
+        c.connect_timeout = connect_timeout.unwrap_or(c.connect_timeout);
+        c.idle_timeout = idle_timeout.unwrap_or(c.idle_timeout);
+    });
+    read.check()?;
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lockcore::{StoreUrl, config::Registry};
+
+    use super::*;
+
+    #[test]
+    fn addresses_become_configurations() {
+        let url = StoreUrl::parse("zk://a,[::1]:99/shop/locks?idle-timeout=3s").unwrap();
+        let read = read(&BackendConfig::new(url)).unwrap();
+        assert_eq!(read.servers, ["a:2181", "[::1]:99"]);
+        assert_eq!(read.root, "/shop/locks");
+        assert_eq!(read.idle_timeout, Duration::from_secs(3));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        let registry = Registry::new().with(Zk);
+        for (url, says) in [
+            ("zk://a?idle=1s", "idle"),
+            ("zk://a?idle-timeout=0s", "idle_timeout"),
+            ("zk://a//b", "not a node"),
+            ("zk://me:s3cret@a", "logs in nowhere"),
+        ] {
+            let refused = match StoreUrl::parse(url) {
+                Ok(url) => registry.check(&BackendConfig::new(url)).unwrap_err(),
+                Err(error) => error,
+            };
+            assert!(refused.to_string().contains(says), "{url}: {refused}");
+            assert!(!refused.to_string().contains("s3cret"), "{refused}");
+        }
+    }
+}

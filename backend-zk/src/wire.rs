@@ -1,0 +1,385 @@
+//! The atomic steps, one function each; they report, they do not decide.
+
+use std::time::Duration;
+
+use lockcore::backend::{Error, ErrorKind, Moment, Owner, Result};
+use zookeeper_client::{Acls, CreateMode, Error as Said, MultiReadResult, MultiWriteError, Stat};
+
+use crate::{
+    error::error,
+    keys::{Note, Queue, mark},
+    places::Node,
+    session::Session,
+};
+
+type Answer<T> = std::result::Result<T, Said>;
+
+/// The base of a namespace's fences and the version of its record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Base {
+    pub(crate) base: i64,
+    pub(crate) version: i32,
+}
+
+/// One look, in an order that makes it sound: who stands in the queue, then the base, then whether the own node stands.
+///
+/// What is granted by it was granted under a base that was read while the own node was first and stood.
+#[derive(Debug)]
+pub(crate) struct Look {
+    pub(crate) queue: Queue,
+    pub(crate) base: Option<Base>,
+    pub(crate) own: Option<Node>,
+    /// When it left.
+    pub(crate) sent: Moment,
+}
+
+/// Makes a place and looks, in one exchange. `None`: the queue's own node is missing.
+pub(crate) async fn enter(
+    session: &Session,
+    bound: Duration,
+    base: &str,
+    queue: &str,
+    stem: &str,
+    note: &Note,
+    with_queue: bool,
+) -> Result<Option<(Node, Look)>> {
+    session.ready()?;
+    let client = &session.client;
+    let (prefix, data) = (format!("{queue}/{stem}"), note.write());
+    let container = CreateMode::Container.with_acls(Acls::anyone_all());
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let sent = session.clock.now();
+    // Requests leave in the order of these lines and are answered in it.
+    let parent = with_queue.then(|| client.create(queue, b"", &container));
+    let made = client.create(&prefix, &data, &options);
+    let (listed, record, again) =
+        (client.list_children(queue), client.get_data(base), client.list_children(queue));
+    let (parent, made, listed, record, again) = session
+        .ask(bound, async {
+            let parent = match parent {
+                Some(parent) => Some(parent.await),
+                None => None,
+            };
+            (parent, made.await, listed.await, record.await, again.await)
+        })
+        .await?;
+    let (stat, sequence) = match made {
+        Ok(made) => made,
+        Err(Said::NoNode) => {
+            return match parent {
+                None | Some(Ok(_) | Err(Said::NodeExists | Said::NoNode)) => Ok(None),
+                Some(Err(said)) => Err(error(said)),
+            };
+        }
+        Err(said) => return Err(error(said)),
+    };
+    session.wrote(sent);
+    let node = Node {
+        name: format!("{stem}{sequence}"),
+        czxid: stat.czxid,
+        note: note.clone(),
+        version: stat.version,
+    };
+    let again = children(again)?;
+    let own = again.contains(&node.name).then(|| node.clone());
+    Ok(Some((node, Look { queue: children(listed)?, base: record_of(record)?, own, sent })))
+}
+
+/// Looks from a place.
+pub(crate) async fn look(
+    session: &Session,
+    bound: Duration,
+    base: &str,
+    queue: &str,
+    own: Option<&str>,
+) -> Result<Look> {
+    session.ready()?;
+    let client = &session.client;
+    let sent = session.clock.now();
+    let path = own.map(|own| format!("{queue}/{own}"));
+    let (listed, record) = (client.list_children(queue), client.get_data(base));
+    let own_node = path.as_deref().map(|path| client.get_data(path));
+    let (listed, record, own_node) = session
+        .ask(bound, async {
+            let (listed, record) = (listed.await, record.await);
+            let own_node = match own_node {
+                Some(asked) => Some(asked.await),
+                None => None,
+            };
+            (listed, record, own_node)
+        })
+        .await?;
+    let own = match (own, own_node) {
+        (Some(name), Some(answer)) => node_of(name, answer)?,
+        _ => None,
+    };
+    Ok(Look { queue: children(listed)?, base: record_of(record)?, own, sent })
+}
+
+/// Reads one node of a queue.
+pub(crate) async fn read_node(
+    session: &Session,
+    bound: Duration,
+    queue: &str,
+    name: &str,
+) -> Result<Option<(Node, Stat)>> {
+    session.ready()?;
+    match session.ask(bound, session.client.get_data(&format!("{queue}/{name}"))).await? {
+        Ok((data, stat)) => Ok(Some((made_of(name, &data, &stat), stat))),
+        Err(Said::NoNode) => Ok(None),
+        Err(said) => Err(error(said)),
+    }
+}
+
+/// Lists the nodes of one owner, exactly: a write of this session stands before the list, so whatever the session sent
+/// before has been decided, also on a connection that is gone.
+pub(crate) async fn nodes_of(
+    session: &Session,
+    bound: Duration,
+    queue: &str,
+    owner: &Owner,
+) -> Result<Vec<String>> {
+    session.write_beat(bound).await?;
+    let listed = session.ask(bound, session.client.list_children(queue)).await?;
+    Ok(children(listed)?.of(owner).map(str::to_owned).collect())
+}
+
+/// Lists a queue; `None`: there is none.
+pub(crate) async fn list(
+    session: &Session,
+    bound: Duration,
+    path: &str,
+) -> Result<Option<(Vec<String>, Stat)>> {
+    session.ready()?;
+    match session.ask(bound, session.client.get_children(path)).await? {
+        Ok(listed) => Ok(Some(listed)),
+        Err(Said::NoNode) => Ok(None),
+        Err(said) => Err(error(said)),
+    }
+}
+
+/// Reads a node; `None`: there is none.
+pub(crate) async fn read(session: &Session, bound: Duration, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
+    session.ready()?;
+    match session.ask(bound, session.client.get_data(path)).await? {
+        Ok(read) => Ok(Some(read)),
+        Err(Said::NoNode) => Ok(None),
+        Err(said) => Err(error(said)),
+    }
+}
+
+/// Replaces a node's data if it has this version still, or makes the node where there was none.
+pub(crate) async fn write(
+    session: &Session,
+    bound: Duration,
+    path: &str,
+    data: &[u8],
+    version: Option<i32>,
+) -> Result<bool> {
+    session.ready()?;
+    let sent = session.clock.now();
+    let done = match version {
+        Some(_) => session.ask(bound, session.client.set_data(path, data, version)).await?.map(drop),
+        None => {
+            let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+            session.ask(bound, session.client.create(path, data, &options)).await?.map(drop)
+        }
+    };
+    match done {
+        Ok(()) => {
+            session.wrote(sent);
+            Ok(true)
+        }
+        Err(Said::BadVersion | Said::NodeExists | Said::NoNode) => Ok(false),
+        Err(said) => Err(error(said)),
+    }
+}
+
+/// Makes a node as the queues are, and removes it.
+pub(crate) async fn probe_container(session: &Session, bound: Duration, root: &str) -> Result<()> {
+    session.ready()?;
+    let path = format!("{root}/lockcore/probe-{:016x}", session.id);
+    let options = CreateMode::Container.with_acls(Acls::anyone_all());
+    session.ask(bound, session.client.create(&path, b"", &options)).await?.map_err(error)?;
+    session.delete(bound, &path).await.map(drop)
+}
+
+pub(crate) async fn read_base(session: &Session, bound: Duration, path: &str) -> Result<Option<Base>> {
+    session.ready()?;
+    record_of(session.ask(bound, session.client.get_data(path)).await?)
+}
+
+/// Makes the record of a namespace. `false`: somebody else did; `None`: the nodes above it are missing.
+pub(crate) async fn make_base(
+    session: &Session,
+    bound: Duration,
+    path: &str,
+    base: i64,
+) -> Result<Option<(bool, i64)>> {
+    session.ready()?;
+    let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    let sent = session.clock.now();
+    match session.ask(bound, session.client.create(path, base.to_string().as_bytes(), &options)).await? {
+        Ok((stat, _)) => {
+            session.wrote(sent);
+            Ok(Some((true, stat.czxid)))
+        }
+        Err(Said::NodeExists) => Ok(Some((false, 0))),
+        Err(Said::NoNode) => Ok(None),
+        Err(said) => Err(error(said)),
+    }
+}
+
+/// What to do beside a change of the base, all or nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Change<'a> {
+    /// The record's path, what it must be, and what it becomes.
+    pub(crate) base: Option<(&'a str, Base, i64)>,
+    /// A node that must stand.
+    pub(crate) stands: Option<&'a str>,
+    /// A node that gets another note, with the version it must have.
+    pub(crate) note: Option<(&'a str, &'a Note, i32)>,
+    /// A node that goes.
+    pub(crate) delete: Option<&'a str>,
+    /// A queue that is told whom a break cut off.
+    pub(crate) mark: Option<(&'a str, &'a Owner, i64)>,
+}
+
+/// Changes all or nothing; returns the zxid, or `None` where things were not as expected.
+pub(crate) async fn change(session: &Session, bound: Duration, change: Change<'_>) -> Result<Option<i64>> {
+    session.ready()?;
+    let mut writer = session.client.new_multi_writer();
+    let write = |writer: &mut zookeeper_client::MultiWriter<'_>| -> Answer<()> {
+        if let Some(path) = change.stands {
+            writer.add_check_version(path, -1)?;
+        }
+        if let Some(path) = change.delete {
+            writer.add_delete(path, None)?;
+        }
+        if let Some((path, note, version)) = change.note {
+            writer.add_set_data(path, &note.write(), Some(version))?;
+        }
+        if let Some((path, owner, fence)) = change.mark {
+            writer.add_set_data(path, &mark(owner, fence), None)?;
+        }
+        if let Some((path, old, new)) = change.base {
+            if new == old.base {
+                writer.add_check_version(path, old.version)?;
+            } else {
+                writer.add_set_data(path, new.to_string().as_bytes(), Some(old.version))?;
+            }
+        }
+        Ok(())
+    };
+    write(&mut writer).map_err(error)?;
+    let sent = session.clock.now();
+    match session.ask(bound, writer.commit()).await? {
+        Ok(done) => {
+            session.wrote(sent);
+            let zxid = done.iter().find_map(|one| match one {
+                zookeeper_client::MultiWriteResult::SetData { stat } => Some(stat.mzxid),
+                _ => None,
+            });
+            Ok(Some(zxid.unwrap_or(0)))
+        }
+        Err(MultiWriteError::OperationFailed { source: Said::NoNode | Said::BadVersion, .. }) => Ok(None),
+        Err(said) => Err(error(said.into())),
+    }
+}
+
+/// Proves the session by its heartbeat and reads nodes behind it; `None`: the node is gone.
+///
+/// Each node that is there stood when the write was decided, or was made since.
+pub(crate) async fn prove(
+    session: &Session,
+    bound: Duration,
+    paths: &[String],
+) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
+    session.ready()?;
+    let sent = session.clock.now();
+    let beat = session.client.set_data(&session.beat, b"", None);
+    let mut reads = Vec::new();
+    // One answer of the server holds at most a megabyte.
+    for part in paths.chunks(PART) {
+        let mut reader = session.client.new_multi_reader();
+        for path in part {
+            reader.add_get_data(path).map_err(error)?;
+        }
+        reads.push(reader.commit());
+    }
+    let (beat, reads) = session
+        .ask(bound, async {
+            let beat = beat.await;
+            let mut answers = Vec::with_capacity(reads.len());
+            for read in reads {
+                answers.push(read.await);
+            }
+            (beat, answers)
+        })
+        .await?;
+    match beat {
+        Ok(_) => session.wrote(sent),
+        // Its own node was removed. Making it again proves the session as well, but what was read came before.
+        Err(Said::NoNode) => {
+            session.make_beat(bound).await?;
+            return Err(Error::new(ErrorKind::Unknown, "the heartbeat's node was gone and was made again"));
+        }
+        Err(said) => return Err(error(said)),
+    }
+    let mut found = Vec::with_capacity(paths.len());
+    for part in reads {
+        for one in part.map_err(error)? {
+            found.push(match one {
+                MultiReadResult::Data { data, stat } => Some((data, stat)),
+                MultiReadResult::Error { err: Said::NoNode } => None,
+                MultiReadResult::Error { err } => return Err(error(err)),
+                _ => return Err(Error::new(ErrorKind::Unknown, "the ensemble gave no certain answer")),
+            });
+        }
+    }
+    if found.len() == paths.len() {
+        Ok(found)
+    } else {
+        Err(Error::new(ErrorKind::Unknown, "the ensemble gave no certain answer"))
+    }
+}
+
+const PART: usize = 256;
+
+fn children(answer: Answer<Vec<String>>) -> Result<Queue> {
+    match answer {
+        Ok(children) => Ok(Queue::new(children)),
+        Err(Said::NoNode) => Ok(Queue::default()),
+        Err(said) => Err(error(said)),
+    }
+}
+
+fn record_of(answer: Answer<(Vec<u8>, Stat)>) -> Result<Option<Base>> {
+    match answer {
+        Ok((data, stat)) => {
+            let base = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok());
+            match base {
+                Some(base) => Ok(Some(Base { base, version: stat.version })),
+                None => Err(Error::new(
+                    ErrorKind::Misconfigured,
+                    "the namespace's record holds something that is not ours",
+                )),
+            }
+        }
+        Err(Said::NoNode) => Ok(None),
+        Err(said) => Err(error(said)),
+    }
+}
+
+fn node_of(name: &str, answer: Answer<(Vec<u8>, Stat)>) -> Result<Option<Node>> {
+    match answer {
+        Ok((data, stat)) => Ok(Some(made_of(name, &data, &stat))),
+        Err(Said::NoNode) => Ok(None),
+        Err(said) => Err(error(said)),
+    }
+}
+
+fn made_of(name: &str, data: &[u8], stat: &Stat) -> Node {
+    let note = Note::read(data).unwrap_or_default();
+    Node { name: name.to_owned(), czxid: stat.czxid, note, version: stat.version }
+}

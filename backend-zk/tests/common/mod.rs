@@ -1,0 +1,414 @@
+//! A real ZooKeeper for one test, and what tests ask of it beside the backend.
+
+#![allow(dead_code, reason = "no test file uses all of it")]
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockcore::backend::*;
+use lockcore_zk::{ZkBackend, ZkConfig};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+};
+use zookeeper_client::{Client, Stat};
+
+/// Where Debian's package puts the server; another class path may be named in `LOCK_ZOOKEEPER_CLASSPATH`.
+const CLASSES: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar";
+/// Nothing here takes as long, on any machine.
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+/// One server; its end is this value's.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: String,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Server {
+    /// Starts one; `None` if `LOCK_TEST_SKIP` names zookeeper, which the test then says. A missing server is a failure
+    /// that names the line that installs it.
+    pub(crate) fn start() -> Option<Self> {
+        Self::with("maxSessionTimeout=120000\n")
+    }
+
+    /// Starts one with more lines in its configuration.
+    pub(crate) fn with(more: &str) -> Option<Self> {
+        if is_skipped() {
+            return None;
+        }
+        assert_installed();
+        let port = free_port();
+        let dir = tempfile::tempdir().unwrap();
+        let config = format!("clientPort={port}\n{}{more}", plain(dir.path()));
+        std::fs::write(dir.path().join("zoo.cfg"), config).unwrap();
+        let child = spawn(dir.path());
+        let mut server = Self { child, address: format!("127.0.0.1:{port}"), dir };
+        server.wait();
+        Some(server)
+    }
+
+    fn wait(&mut self) {
+        let begun = Instant::now();
+        while !self.says("srvr").is_some_and(|said| said.contains("Mode:")) {
+            assert!(self.child.try_wait().unwrap().is_none(), "the server ended: {}", self.log());
+            assert!(begun.elapsed() < WATCHDOG, "the server does not answer: {}", self.log());
+            // Between two looks at a process that is starting, not a wait for an effect.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Asks by a four-letter word.
+    pub(crate) fn says(&self, word: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(&self.address).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+        stream.write_all(word.as_bytes()).ok()?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said).ok()?;
+        Some(said)
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        self.child = spawn(self.dir.path());
+        self.wait();
+    }
+
+    /// Starts again without any data: an ensemble that was set up anew.
+    pub(crate) fn forget(&mut self) {
+        self.kill();
+        std::fs::remove_dir_all(self.dir.path().join("data")).unwrap();
+        self.child = spawn(self.dir.path());
+        self.wait();
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub(crate) async fn admin(&self) -> Client {
+        Client::connect(&self.address).await.unwrap()
+    }
+
+    pub(crate) async fn backend(&self) -> Arc<ZkBackend> {
+        backend_at(&self.address).await
+    }
+
+    /// Returns a number of `mntr`.
+    pub(crate) fn number(&self, name: &str) -> u64 {
+        let said = self.says("mntr").expect("the server answers");
+        let line = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('\t'));
+        line.unwrap_or_else(|| panic!("no {name} in {said}")).trim().parse::<f64>().unwrap() as u64
+    }
+
+    /// Returns the paths of all places, in every queue.
+    pub(crate) async fn places(&self) -> Vec<String> {
+        let client = self.admin().await;
+        let mut places = Vec::new();
+        let locks = "/lockcore/@/locks";
+        for queue in client.list_children(locks).await.unwrap_or_default() {
+            for place in client.list_children(&format!("{locks}/{queue}")).await.unwrap_or_default() {
+                places.push(format!("{locks}/{queue}/{place}"));
+            }
+        }
+        places
+    }
+
+    /// Returns the path of the only place whose name contains `part`.
+    pub(crate) async fn place_of(&self, part: &str) -> (String, Stat) {
+        let places = self.places().await;
+        let mut of = places.into_iter().filter(|path| path.contains(part));
+        let path = of.next().expect("the place exists");
+        assert!(of.next().is_none(), "one place only");
+        let stat = self.admin().await.check_stat(&path).await.unwrap().expect("the place stands");
+        (path, stat)
+    }
+}
+
+/// Says whether `LOCK_TEST_SKIP` names zookeeper; the test then says that it did not run. A missing server is a failure
+/// that names the line that installs it.
+fn is_skipped() -> bool {
+    let skipped = std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|s| s == "zookeeper"));
+    if skipped {
+        let test = std::thread::current();
+        let line = format!("not run: {}: LOCK_TEST_SKIP names zookeeper\n", test.name().unwrap_or("a test"));
+        // Past the capture of the test harness, which shows nothing of a test that did not fail.
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+    }
+    skipped
+}
+
+fn assert_installed() {
+    let java = Command::new("java").arg("-version").stderr(Stdio::null()).status();
+    let classes = std::env::var_os("LOCK_ZOOKEEPER_CLASSPATH").is_some()
+        || Path::new("/usr/share/java/zookeeper.jar").exists();
+    assert!(
+        java.is_ok_and(|java| java.success()) && classes,
+        "there is no ZooKeeper; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zookeeper)"
+    );
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn plain(dir: &Path) -> String {
+    format!(
+        "tickTime=200\ndataDir={}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\n\
+         forceSync=no\npreAllocSize=512\nmaxClientCnxns=0\n",
+        dir.join("data").display()
+    )
+}
+
+fn spawn(dir: &Path) -> Child {
+    let classes = std::env::var("LOCK_ZOOKEEPER_CLASSPATH").unwrap_or_else(|_| CLASSES.into());
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    // `setpriv` lets the server die with the thread that started it, should the test be killed.
+    Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
+        .args(["-Xshare:auto", "-Dzookeeper.root.logger=WARN,CONSOLE", "-cp", &classes])
+        .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
+        .arg(dir.join("zoo.cfg"))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .expect("setpriv is part of every Debian")
+}
+
+/// Polls a probe, under a watchdog.
+pub(crate) async fn eventually(what: &str, mut probe: impl AsyncFnMut() -> bool) {
+    let done = tokio::time::timeout(WATCHDOG, async {
+        while !probe().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    done.await.unwrap_or_else(|_| panic!("in time: {what}"));
+}
+
+pub(crate) fn call() -> Call {
+    call_of(Duration::from_secs(10))
+}
+
+pub(crate) fn call_of(budget: Duration) -> Call {
+    Call::for_tests(Arc::new(BootClock), budget)
+}
+
+pub(crate) fn request(name: &str) -> AcquireRequest {
+    request_of(name, Duration::from_secs(2))
+}
+
+pub(crate) fn request_of(name: &str, ttl: Duration) -> AcquireRequest {
+    AcquireRequest::new(LockName::parse(name).unwrap(), ttl)
+}
+
+/// Returns an owner as it appears in the name of its place.
+pub(crate) fn hex(request: &AcquireRequest) -> String {
+    request.owner().expose().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) async fn backend_at(address: &str) -> Arc<ZkBackend> {
+    let backend = Arc::new(ZkBackend::lazy(ZkConfig::new([address])).unwrap());
+    eventually("the server serves", async || backend.high_water(&call()).await.is_ok()).await;
+    backend
+}
+
+/// Lets a request wait in a task, and comes back when it stands in the queue.
+pub(crate) async fn waits(
+    backend: &Arc<ZkBackend>,
+    request: AcquireRequest,
+    place: u32,
+) -> tokio::task::JoinHandle<Result<Lease>> {
+    let (other, name) = (backend.clone(), request.name().clone());
+    let waiter =
+        tokio::spawn(async move { other.acquire(&call_of(Duration::from_secs(20)), &request).await });
+    eventually("it stands in the queue", async || {
+        backend.inspect(&call(), &name).await.unwrap().waiters == Some(place)
+    })
+    .await;
+    waiter
+}
+
+/// A line between a backend and a server that a test can hold up and break.
+pub(crate) struct Wire {
+    pub(crate) address: String,
+    state: Arc<watch::Sender<Line>>,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Line {
+    /// Requests wait on their way.
+    requests_held: bool,
+    /// Replies wait on their way.
+    replies_held: bool,
+    /// New connections are closed at once.
+    refusing: bool,
+    /// Connections of an earlier life are closed, with what waits in them.
+    life: u64,
+}
+
+impl Wire {
+    pub(crate) async fn to(server: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let state = Arc::new(watch::Sender::new(Line::default()));
+        let (server, lines) = (server.to_owned(), state.clone());
+        let accepting = tokio::spawn(async move {
+            loop {
+                let Ok((near, _)) = listener.accept().await else { return };
+                if lines.borrow().refusing {
+                    continue;
+                }
+                let (server, lines) = (server.clone(), lines.subscribe());
+                tokio::spawn(async move {
+                    let Ok(far) = tokio::net::TcpStream::connect(&server).await else { return };
+                    for stream in [&near, &far] {
+                        let _ = stream.set_nodelay(true);
+                    }
+                    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                    let life = lines.borrow().life;
+                    let mut over = lines.clone();
+                    tokio::select! {
+                        () = pump(near_in, far_out, lines.clone(), |line| line.requests_held) => {}
+                        () = pump(far_in, near_out, lines, |line| line.replies_held) => {}
+                        _ = over.wait_for(|line| line.life != life) => {}
+                    }
+                });
+            }
+        });
+        Self { address, state, accepting }
+    }
+
+    /// Breaks every connection, with what waits in it.
+    pub(crate) fn cut(&self) {
+        self.state.send_modify(|line| line.life += 1);
+    }
+
+    pub(crate) fn hold_requests(&self, on: bool) {
+        self.state.send_modify(|line| line.requests_held = on);
+    }
+
+    pub(crate) fn hold_replies(&self, on: bool) {
+        self.state.send_modify(|line| line.replies_held = on);
+    }
+
+    pub(crate) fn refuse(&self, on: bool) {
+        self.state.send_modify(|line| line.refusing = on);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+async fn pump(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    mut line: watch::Receiver<Line>,
+    held: fn(&Line) -> bool,
+) {
+    let mut bytes = vec![0; 64 * 1024];
+    loop {
+        let Ok(read @ 1..) = from.read(&mut bytes).await else { return };
+        if line.wait_for(|line| !held(line)).await.is_err() || to.write_all(&bytes[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Three servers that elect one of them.
+pub(crate) struct Ensemble {
+    servers: Vec<Server>,
+}
+
+impl Ensemble {
+    pub(crate) fn start() -> Option<Self> {
+        if is_skipped() {
+            return None;
+        }
+        assert_installed();
+        let ports: Vec<[u16; 3]> = (0..3).map(|_| [free_port(), free_port(), free_port()]).collect();
+        let mut members = String::new();
+        for (n, [_, peer, election]) in ports.iter().enumerate() {
+            members.push_str(&format!("server.{}=127.0.0.1:{peer}:{election}\n", n + 1));
+        }
+        let mut servers = Vec::new();
+        for (n, [port, ..]) in ports.iter().enumerate() {
+            let dir = tempfile::tempdir().unwrap();
+            let config = format!(
+                "clientPort={port}\n{}maxSessionTimeout=120000\ninitLimit=50\nsyncLimit=5\n{members}",
+                plain(dir.path())
+            );
+            std::fs::write(dir.path().join("zoo.cfg"), config).unwrap();
+            std::fs::create_dir(dir.path().join("data")).unwrap();
+            std::fs::write(dir.path().join("data/myid"), (n + 1).to_string()).unwrap();
+            let child = spawn(dir.path());
+            servers.push(Server { child, address: format!("127.0.0.1:{port}"), dir });
+        }
+        for server in &mut servers {
+            server.wait();
+        }
+        Some(Self { servers })
+    }
+
+    pub(crate) fn addresses(&self) -> String {
+        self.servers.iter().map(|server| server.address.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    pub(crate) fn address(&self, at: usize) -> &str {
+        &self.servers[at].address
+    }
+
+    /// Returns which server leads, as soon as one does.
+    pub(crate) fn leader(&self) -> usize {
+        let begun = Instant::now();
+        loop {
+            let leads =
+                |server: &Server| server.says("srvr").is_some_and(|said| said.contains("Mode: leader"));
+            if let Some(leader) = self.servers.iter().position(leads) {
+                return leader;
+            }
+            assert!(begun.elapsed() < WATCHDOG, "nobody leads");
+            // Between two looks at an election, not a wait for an effect.
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn kill(&mut self, at: usize) {
+        self.servers[at].kill();
+    }
+
+    pub(crate) fn restart(&mut self, at: usize) {
+        self.servers[at].restart();
+    }
+
+    pub(crate) fn signal(&self, at: usize, signal: Signal) {
+        self.servers[at].signal(signal);
+    }
+}
