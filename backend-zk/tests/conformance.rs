@@ -89,6 +89,12 @@ impl Service for Zk {
         u32::try_from(self.places(name).await.len().saturating_sub(1)).ok()
     }
 
+    async fn version(&self) -> Option<String> {
+        let said = common::says(&self.address, "srvr")?;
+        let (version, _) = said.strip_prefix("Zookeeper version: ")?.split_once('-')?;
+        Some(format!("ZooKeeper {version}"))
+    }
+
     fn address(&self) -> Option<String> {
         Some(self.address.clone())
     }
