@@ -39,6 +39,9 @@ impl Comparison {
         self.matrix(&mut page);
         self.headlines(&mut page);
         self.topics(&mut page);
+        if let Some(kills) = &self.kills {
+            kills.section(&mut page);
+        }
         for backend in &self.backends {
             profile(&mut page, backend);
             for (row, cell) in self.rows.iter().zip(&backend.cells) {
