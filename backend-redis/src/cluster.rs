@@ -212,6 +212,11 @@ impl Cluster {
                     known.slots = slots;
                     known.look += 1;
                     known.doubted = false;
+                    // Nodes that have left take their connections along, once nobody uses them.
+                    let Known { nodes, slots, .. } = &mut *known;
+                    nodes.retain(|place, _| {
+                        self.seeds.contains(place) || slots.iter().any(|(.., owner)| owner == place)
+                    });
                     return Ok(());
                 }
                 Err(error) => last = error,
