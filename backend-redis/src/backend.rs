@@ -285,6 +285,10 @@ impl RedisBackend {
     pub(crate) fn road(&self) -> &Road {
         &self.road
     }
+
+    pub(crate) fn learnt(&self) -> &Learnt {
+        &self.learnt
+    }
 }
 
 enum Attempt {
