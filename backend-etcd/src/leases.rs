@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -646,7 +646,7 @@ impl Place {
 /// Keeps leases alive over one stream. The server answers a stream's requests one by one and in order, so the n-th answer
 /// is the n-th request's; a stream that is short of one is given up whole, and nothing of it counts.
 async fn keep_all_alive(
-    client: etcd_client::Client,
+    client: Arc<etcd_client::Client>,
     ids: Vec<i64>,
 ) -> std::result::Result<Vec<bool>, etcd_client::Error> {
     let mut lives = Vec::with_capacity(ids.len());
