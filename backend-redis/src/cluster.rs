@@ -27,6 +27,9 @@ pub(crate) const SLOTS: u16 = 16_384;
 /// Host and port of a node.
 type Place = (String, u16);
 
+/// First slot, last slot, who decides about them.
+type Range = (u16, u16, Place);
+
 /// The nodes of a Cluster, as far as they are known.
 pub(crate) struct Cluster {
     config: Arc<RedisConfig>,
@@ -40,8 +43,7 @@ pub(crate) struct Cluster {
 #[derive(Default)]
 struct Known {
     nodes: HashMap<Place, Arc<Node>>,
-    /// First slot, last slot, who decides about them.
-    slots: Vec<(u16, u16, Place)>,
+    slots: Vec<Range>,
     /// Counts looks; something speaks against the map of this look.
     look: u64,
     doubted: bool,
@@ -218,7 +220,7 @@ impl Cluster {
         Err(last)
     }
 
-    async fn ask(&self, call: &Call, place: &Place) -> Result<Vec<(u16, u16, Place)>> {
+    async fn ask(&self, call: &Call, place: &Place) -> Result<Vec<Range>> {
         let link = self.node(place).link(call).await?;
         let answer = link.command(call, redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|error| {
             // It only asked.
@@ -263,7 +265,7 @@ impl fmt::Debug for Cluster {
 }
 
 /// Reads the answer of `CLUSTER SLOTS`: the ranges in order, and the most replicas that one has.
-fn read_slots(answer: Value, asked: &str) -> Option<(Vec<(u16, u16, Place)>, u32)> {
+fn read_slots(answer: Value, asked: &str) -> Option<(Vec<Range>, u32)> {
     let Value::Array(ranges) = answer else { return None };
     let (mut slots, mut replicas) = (Vec::new(), 0);
     for range in ranges {
@@ -309,7 +311,7 @@ pub(crate) fn slot(key: &str) -> u16 {
 mod tests {
     use super::*;
 
-    fn cluster(slots: Vec<(u16, u16, Place)>) -> Cluster {
+    fn cluster(slots: Vec<Range>) -> Cluster {
         let cluster = Cluster::new(Arc::new(RedisConfig::cluster([("a", 1)])), Vec::new(), Arc::default());
         cluster.known().slots = slots;
         cluster

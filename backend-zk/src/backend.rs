@@ -112,11 +112,13 @@ impl LockBackend for ZkBackend {
         let space = inner.space(call);
         let queue = space.queue(request.name());
         let key = key(&queue, request.owner());
+        let began = call.now();
         if let Some(place) = self.standing(call, &key).await? {
             while let Stage::Stands(node) = &place.stage {
-                let look =
+                let mut look =
                     wire::look(&place.session, bound_of(call), &space.base(), &queue, Some(&node.name))
                         .await?;
+                look.sent = began;
                 if !look.queue.is_first(&node.name) || look.own.is_none() {
                     break;
                 }

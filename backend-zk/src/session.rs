@@ -56,9 +56,10 @@ impl Session {
         self.timeout / 8
     }
 
-    /// Takes note of a write that left then and was answered.
+    /// Takes note of a write that left then and has been answered.
     pub(crate) fn wrote(&self, sent: Moment) {
-        self.touches.lock().unwrap_or_else(PoisonError::into_inner).wrote(sent);
+        let now = self.clock.now();
+        self.touches.lock().unwrap_or_else(PoisonError::into_inner).wrote(sent, now);
     }
 
     /// Returns the moment from which the session lives for its whole timeout.
@@ -88,10 +89,17 @@ impl Session {
         (sent.min(self.from().saturating_add(above)), ttl)
     }
 
-    /// Refuses before anything is queued: the client library would send it whenever it is connected again.
-    pub(crate) fn ready(&self) -> Result<()> {
+    /// Waits for a connection, before anything is queued: the client library would send it whenever it is connected again.
+    /// Returns what is left of the bound.
+    pub(crate) async fn ready(&self, bound: Duration) -> Result<Duration> {
+        let began = self.clock.now();
+        if self.client.state() == SessionState::Disconnected {
+            self.settled(began.saturating_add(bound)).await;
+        }
         match self.client.state() {
-            SessionState::SyncConnected | SessionState::ConnectedReadOnly => Ok(()),
+            SessionState::SyncConnected | SessionState::ConnectedReadOnly => {
+                Ok(bound.saturating_sub(began.until(self.clock.now())))
+            }
             SessionState::Disconnected => {
                 Err(Error::new(ErrorKind::Unavailable, "the session has no connection at the moment"))
             }
@@ -113,7 +121,7 @@ impl Session {
 
     /// Writes the heartbeat; returns the zxid of the write.
     pub(crate) async fn write_beat(&self, bound: Duration) -> Result<i64> {
-        self.ready()?;
+        let bound = self.ready(bound).await?;
         loop {
             let sent = self.clock.now();
             match self.ask(bound, self.client.set_data(&self.beat, b"", None)).await? {
@@ -169,13 +177,13 @@ impl Session {
 
     /// Looks whether a node is there.
     pub(crate) async fn stat(&self, bound: Duration, path: &str) -> Result<Option<Stat>> {
-        self.ready()?;
+        let bound = self.ready(bound).await?;
         self.ask(bound, self.client.check_stat(path)).await?.map_err(crate::error::error)
     }
 
     /// Removes one node. Says whether it stood.
     pub(crate) async fn delete(&self, bound: Duration, path: &str) -> Result<bool> {
-        self.ready()?;
+        let bound = self.ready(bound).await?;
         let sent = self.clock.now();
         match self.ask(bound, self.client.delete(path, None)).await? {
             Ok(()) => {

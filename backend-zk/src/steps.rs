@@ -122,7 +122,10 @@ impl Inner {
             }
             if !session.is_connected() && self.places.of_session(session).0 > 0 {
                 // It may come back, and others live by it.
-                return session.ready().map(|()| session.clone());
+                session.ready(bound_of(call)).await?;
+                if session.is_fresh() {
+                    return Ok(session.clone());
+                }
             }
         }
         // A session that was silent for too long would give short leases; a new one begins with the leader's own touch.

@@ -43,7 +43,7 @@ pub(crate) async fn enter(
     note: &Note,
     with_queue: bool,
 ) -> Result<Option<(Node, Look)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let client = &session.client;
     let (prefix, data) = (format!("{queue}/{stem}"), note.write());
     let container = CreateMode::Container.with_acls(Acls::anyone_all());
@@ -93,7 +93,7 @@ pub(crate) async fn look(
     queue: &str,
     own: Option<&str>,
 ) -> Result<Look> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let client = &session.client;
     let sent = session.clock.now();
     let path = own.map(|own| format!("{queue}/{own}"));
@@ -123,7 +123,7 @@ pub(crate) async fn read_node(
     queue: &str,
     name: &str,
 ) -> Result<Option<(Node, Stat)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     match session.ask(bound, session.client.get_data(&format!("{queue}/{name}"))).await? {
         Ok((data, stat)) => Ok(Some((made_of(name, &data, &stat), stat))),
         Err(Said::NoNode) => Ok(None),
@@ -150,7 +150,7 @@ pub(crate) async fn list(
     bound: Duration,
     path: &str,
 ) -> Result<Option<(Vec<String>, Stat)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     match session.ask(bound, session.client.get_children(path)).await? {
         Ok(listed) => Ok(Some(listed)),
         Err(Said::NoNode) => Ok(None),
@@ -160,7 +160,7 @@ pub(crate) async fn list(
 
 /// Reads a node; `None`: there is none.
 pub(crate) async fn read(session: &Session, bound: Duration, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     match session.ask(bound, session.client.get_data(path)).await? {
         Ok(read) => Ok(Some(read)),
         Err(Said::NoNode) => Ok(None),
@@ -176,7 +176,7 @@ pub(crate) async fn write(
     data: &[u8],
     version: Option<i32>,
 ) -> Result<bool> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let sent = session.clock.now();
     let done = match version {
         Some(_) => session.ask(bound, session.client.set_data(path, data, version)).await?.map(drop),
@@ -197,7 +197,7 @@ pub(crate) async fn write(
 
 /// Makes a node as the queues are, and removes it.
 pub(crate) async fn probe_container(session: &Session, bound: Duration, root: &str) -> Result<()> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let path = format!("{root}/lockcore/probe-{:016x}", session.id);
     let options = CreateMode::Container.with_acls(Acls::anyone_all());
     session.ask(bound, session.client.create(&path, b"", &options)).await?.map_err(error)?;
@@ -205,7 +205,7 @@ pub(crate) async fn probe_container(session: &Session, bound: Duration, root: &s
 }
 
 pub(crate) async fn read_base(session: &Session, bound: Duration, path: &str) -> Result<Option<Base>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     record_of(session.ask(bound, session.client.get_data(path)).await?)
 }
 
@@ -216,7 +216,7 @@ pub(crate) async fn make_base(
     path: &str,
     base: i64,
 ) -> Result<Option<(bool, i64)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
     let sent = session.clock.now();
     match session.ask(bound, session.client.create(path, base.to_string().as_bytes(), &options)).await? {
@@ -247,7 +247,7 @@ pub(crate) struct Change<'a> {
 
 /// Changes all or nothing; returns the zxid, or `None` where things were not as expected.
 pub(crate) async fn change(session: &Session, bound: Duration, change: Change<'_>) -> Result<Option<i64>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let mut writer = session.client.new_multi_writer();
     let write = |writer: &mut zookeeper_client::MultiWriter<'_>| -> Answer<()> {
         if let Some(path) = change.stands {
@@ -295,7 +295,7 @@ pub(crate) async fn prove(
     bound: Duration,
     paths: &[String],
 ) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let sent = session.clock.now();
     let beat = session.client.set_data(&session.beat, b"", None);
     let mut reads = Vec::new();
