@@ -50,7 +50,7 @@ pub(crate) struct Post {
 }
 
 struct Link {
-    client: Client,
+    client: Arc<Client>,
     /// Counts the connections to this member.
     number: u64,
     /// Ends with the connection, and with the runtime whose tasks drive the client.
@@ -115,11 +115,11 @@ impl Members {
     }
 
     /// Returns the client of one member.
-    pub(crate) async fn client(&self, at: usize) -> std::result::Result<Client, Said> {
+    pub(crate) async fn client(&self, at: usize) -> std::result::Result<Arc<Client>, Said> {
         self.link(at).await.map(|(client, _)| client)
     }
 
-    async fn link(&self, at: usize) -> std::result::Result<(Client, Post), Said> {
+    async fn link(&self, at: usize) -> std::result::Result<(Arc<Client>, Post), Said> {
         let seat = &self.seats[at];
         if let Some(link) = &*seat.link.lock().unwrap_or_else(PoisonError::into_inner)
             && !link.guard.is_finished()
@@ -148,6 +148,7 @@ impl Members {
             }
             made => made?,
         };
+        let client = Arc::new(client);
         let number = seat.made.fetch_add(1, Ordering::Relaxed);
         let guard = tokio::spawn(stands_guard(client.clone(), self.life.clone()));
         let link = Link { client: client.clone(), number, guard };
@@ -237,7 +238,7 @@ impl Members {
         &self,
         bound: Duration,
         repeat: Repeat,
-        send: impl Fn(Client) -> F,
+        send: impl Fn(Arc<Client>) -> F,
     ) -> Result<std::result::Result<T, Said>>
     where
         F: Future<Output = std::result::Result<T, Said>>,
@@ -250,7 +251,7 @@ impl Members {
         &self,
         bound: Duration,
         repeat: Repeat,
-        send: impl Fn(Client) -> F,
+        send: impl Fn(Arc<Client>) -> F,
     ) -> Result<(Post, std::result::Result<T, Said>)>
     where
         F: Future<Output = std::result::Result<T, Said>>,
@@ -286,7 +287,7 @@ impl Members {
         &self,
         at: usize,
         bound: Duration,
-        send: impl Fn(Client) -> F,
+        send: impl Fn(Arc<Client>) -> F,
     ) -> Result<(Post, std::result::Result<T, Said>)>
     where
         F: Future<Output = std::result::Result<T, Said>>,
@@ -361,7 +362,7 @@ impl Members {
 /// only be restored while its members are down, and who is idle meanwhile would never hear of it.
 ///
 /// A watch on a key that nobody writes ends with the connection.
-async fn stands_guard(client: Client, life: Arc<AtomicU64>) {
+async fn stands_guard(client: Arc<Client>, life: Arc<AtomicU64>) {
     let options = WatchOptions::new().with_filters([WatchFilterType::NoPut, WatchFilterType::NoDelete]);
     if let Ok(mut stream) = client.watch_client().watch("lockcore/nothing", Some(options)).await {
         while let Ok(Some(message)) = stream.message().await {

@@ -164,6 +164,14 @@ async fn a_renewal_by_swap_keeps_place_and_fence_and_leaves_one_lease() {
         let holder = state.holder.unwrap();
         assert_eq!((holder.stamp(), holder.label.as_deref()), (held.stamp(), Some("host:1")));
     }
+    // Asking for less takes nothing away, whoever asks.
+    for by in [&backend, &second] {
+        let kept = by.renew(&call(), &held, Duration::from_secs(1)).await.unwrap();
+        assert_eq!(kept.deadline, held.deadline);
+        let lease = server.lease_of(&hex(&asked)).await;
+        let left = server.admin().await.lease_time_to_live(lease, None).await.unwrap();
+        assert_eq!(left.granted_ttl(), 5);
+    }
     assert_eq!(backend.release(&call(), &held).await.unwrap(), Released::Now);
     assert_eq!(second.renew(&call(), &held, TTL).await.unwrap_err().kind(), ErrorKind::Lost);
     let next = second.acquire(&call(), &request("k")).await.unwrap();

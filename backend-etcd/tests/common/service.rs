@@ -13,7 +13,7 @@ use lockcore::{
     backend::{LockBackend, Owner, async_trait},
 };
 use lockcore_conformance::{Servers, Service, Suite};
-use lockcore_etcd::{EtcdBackend, EtcdConfig};
+use lockcore_etcd::{EtcdBackend, EtcdConfig, Renewal};
 use rustix::process::Signal;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -190,9 +190,19 @@ async fn leads(url: &str) -> bool {
     answer.is_ok_and(|status| status.is_ok_and(|s| s.header().is_some_and(|h| h.member_id() == s.leader())))
 }
 
+/// Says whether `LOCK_ETCD_RENEWAL` asks for renewals by swap.
+fn by_swap() -> bool {
+    std::env::var("LOCK_ETCD_RENEWAL").is_ok_and(|renewal| renewal == "swap")
+}
+
 /// Connects to the members of a list with commas.
 pub(crate) async fn connect(urls: String) -> Arc<dyn LockBackend> {
-    let backend = EtcdBackend::lazy(EtcdConfig::new(urls.split(','))).expect("a plain address");
+    let config = EtcdConfig::new(urls.split(',')).with(|c| {
+        if by_swap() {
+            c.renewal = Renewal::Swap;
+        }
+    });
+    let backend = EtcdBackend::lazy(config).expect("a plain address");
     let up = tokio::time::timeout(Duration::from_secs(20), async {
         while backend.high_water(&call()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -210,6 +220,7 @@ pub(crate) fn suite(profile: &'static str, size: usize) -> ExitCode {
     }
     let Some(cluster) = Cluster::start(size) else { return ExitCode::SUCCESS };
     let urls = cluster.urls();
+    let profile = if by_swap() { "etcd-swap" } else { profile };
     let suite = Suite::new(profile, async move || Etcd::on(urls.clone()));
     suite.own_servers(size, async move || Etcd::own(size).await).main()
 }
