@@ -511,7 +511,7 @@ impl LockBackend for ZkBackend {
         session.write_beat(bound_of(call)).await?;
         if let Err(error) = wire::probe_container(&session, bound_of(call), &inner.config.root).await {
             findings.push(format!(
-                "nodes of kind container cannot be made ({error}); use ZooKeeper 3.5.3 or later, and leave \
+                "nodes of kind container cannot be made ({error}); use ZooKeeper 3.6 or later, and leave \
                  zookeeper.extendedTypesEnabled and the access list of the root alone"
             ));
         }

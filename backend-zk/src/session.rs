@@ -298,7 +298,6 @@ impl Inner {
     /// Removes own ephemeral nodes that no place stands for: what a lost request made after it was given up.
     async fn sweep(&self, session: &Session) {
         let asked = session.client.list_ephemerals(&beats_parent(&self.config.root));
-        // Servers before 3.6 cannot tell; there the table alone must do.
         let Ok(Ok(paths)) = session.ask(session.timeout / 4, asked).await else { return };
         for path in paths {
             if path != session.beat && !self.places.claims(&path) {
