@@ -1,10 +1,10 @@
 //! How to reach the ensemble.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use lockcore::backend::{Error, ErrorKind, Result};
 
-/// Says where the servers are and below which node the locks live.
+/// Says where the servers are and below which node the locks live. `Debug` shows no password.
 ///
 /// # Example
 /// ```
@@ -15,13 +15,18 @@ use lockcore::backend::{Error, ErrorKind, Result};
 /// assert_eq!(config.root, "/shop");
 /// # Ok::<(), lockcore::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ZkConfig {
     /// Client addresses of the servers, `host:port`. No default.
     pub servers: Vec<String>,
     /// The node below which everything is kept, as `/shop/locks`; made if it is missing. Default: the root, empty.
     pub root: String,
+    /// The user of the scheme `digest`. With one, every node that is made here is open to this user alone. Default none: open
+    /// to everybody.
+    pub user: Option<String>,
+    /// The password. Default none.
+    pub password: Option<String>,
     /// How long a new session may take to come up. Default 2 s.
     pub connect_timeout: Duration,
     /// How long a session without a lock stays open. Default 60 s.
@@ -34,6 +39,8 @@ impl ZkConfig {
         Self {
             servers: servers.into_iter().map(|server| with_port(server.into())).collect(),
             root: String::new(),
+            user: None,
+            password: None,
             connect_timeout: Duration::from_secs(2),
             idle_timeout: Duration::from_secs(60),
         }
@@ -86,10 +93,29 @@ impl ZkConfig {
         if self.root == "/zookeeper" || self.root.starts_with("/zookeeper/") {
             return bad("the node /zookeeper belongs to the server".into());
         }
+        if self.user.is_some() != self.password.is_some() {
+            return bad("user and password of a ZooKeeper ensemble go together".into());
+        }
+        if self.user.as_ref().is_some_and(|user| user.is_empty() || user.contains(':')) {
+            return bad("a user of the scheme digest has a name, without a colon".into());
+        }
         if self.connect_timeout.is_zero() || self.idle_timeout.is_zero() {
             return bad("connect_timeout and idle_timeout are above zero".into());
         }
         Ok(())
+    }
+}
+
+impl fmt::Debug for ZkConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZkConfig")
+            .field("servers", &self.servers)
+            .field("root", &self.root)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .field("connect_timeout", &self.connect_timeout)
+            .field("idle_timeout", &self.idle_timeout)
+            .finish()
     }
 }
 
@@ -121,5 +147,8 @@ mod tests {
             assert_eq!(refused.kind(), ErrorKind::Misconfigured);
             assert!(refused.to_string().contains(says), "{text}: {refused}");
         }
+        let half = ZkConfig::new(["a"]).with(|c| c.password = Some("s3cret".into()));
+        assert!(half.check().unwrap_err().to_string().contains("go together"));
+        assert!(!format!("{half:?}").contains("s3cret"), "{half:?}");
     }
 }

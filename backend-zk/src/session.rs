@@ -20,18 +20,27 @@ pub(crate) struct Session {
     pub(crate) clock: Arc<dyn Clock>,
     /// The node that its heartbeat writes.
     pub(crate) beat: String,
+    /// Who may do what with the nodes that it makes.
+    pub(crate) acls: Acls<'static>,
     touches: Mutex<Touches>,
     used: Mutex<Moment>,
 }
 
 impl Session {
-    pub(crate) fn new(client: Client, clock: Arc<dyn Clock>, connect: Moment, beat: String) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        clock: Arc<dyn Clock>,
+        connect: Moment,
+        beat: String,
+        acls: Acls<'static>,
+    ) -> Self {
         let (id, timeout) = (client.session_id().0, client.session_timeout());
         Self {
             client,
             id,
             timeout,
             beat,
+            acls,
             touches: Mutex::new(Touches::new(connect, timeout)),
             used: Mutex::new(clock.now()),
             clock,
@@ -141,7 +150,7 @@ impl Session {
         let parent = self.beat.rsplit_once('/').map_or("", |(parent, _)| parent);
         loop {
             let sent = self.clock.now();
-            let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+            let options = CreateMode::Ephemeral.with_acls(self.acls);
             match self.ask(bound, self.client.create(&self.beat, b"", &options)).await? {
                 Ok(_) => self.wrote(sent),
                 Err(Said::NodeExists) => {}
@@ -157,7 +166,7 @@ impl Session {
 
     /// Makes a node and those above it, where they are missing.
     pub(crate) async fn make_all(&self, bound: Duration, path: &str) -> Result<()> {
-        let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        let options = CreateMode::Persistent.with_acls(self.acls);
         self.ask(bound, self.client.mkdir(path, &options)).await?.map_err(crate::error::error)
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockcore::backend::{Error, ErrorKind, Moment, Owner, Result};
-use zookeeper_client::{Acls, CreateMode, Error as Said, MultiReadResult, MultiWriteError, Stat};
+use zookeeper_client::{CreateMode, Error as Said, MultiReadResult, MultiWriteError, Stat};
 
 use crate::{
     error::error,
@@ -46,8 +46,8 @@ pub(crate) async fn enter(
     let bound = session.ready(bound).await?;
     let client = &session.client;
     let (prefix, data) = (format!("{queue}/{stem}"), note.write());
-    let container = CreateMode::Container.with_acls(Acls::anyone_all());
-    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let container = CreateMode::Container.with_acls(session.acls);
+    let options = CreateMode::EphemeralSequential.with_acls(session.acls);
     let sent = session.clock.now();
     // Requests leave in the order of these lines and are answered in it.
     let parent = with_queue.then(|| client.create(queue, b"", &container));
@@ -191,7 +191,7 @@ pub(crate) async fn write(
     let done = match version {
         Some(_) => session.ask(bound, session.client.set_data(path, data, version)).await?.map(drop),
         None => {
-            let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+            let options = CreateMode::Persistent.with_acls(session.acls);
             session.ask(bound, session.client.create(path, data, &options)).await?.map(drop)
         }
     };
@@ -209,7 +209,7 @@ pub(crate) async fn write(
 pub(crate) async fn probe_container(session: &Session, bound: Duration, root: &str) -> Result<()> {
     let bound = session.ready(bound).await?;
     let path = format!("{root}/lockcore/probe-{:016x}", session.id);
-    let options = CreateMode::Container.with_acls(Acls::anyone_all());
+    let options = CreateMode::Container.with_acls(session.acls);
     session.ask(bound, session.client.create(&path, b"", &options)).await?.map_err(error)?;
     session.delete(bound, &path).await.map(drop)
 }
@@ -226,7 +226,7 @@ pub(crate) async fn make_base(
     base: i64,
 ) -> Result<Option<(bool, i64)>> {
     let bound = session.ready(bound).await?;
-    let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    let options = CreateMode::Persistent.with_acls(session.acls);
     let sent = session.clock.now();
     match session.ask(bound, session.client.create(path, base.to_string().as_bytes(), &options)).await? {
         Ok((stat, _)) => {
