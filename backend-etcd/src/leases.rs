@@ -452,7 +452,10 @@ impl EtcdBackend {
                 },
             };
             place.next = Some(next);
-            self.keep(key, place);
+            match known {
+                Some(_) => self.update(key, |known| *known = place),
+                None => self.keep(key, place),
+            }
             let same = [
                 Compare::create_revision(key, CompareOp::Equal, r),
                 Compare::lease(key, CompareOp::Equal, id),
@@ -471,7 +474,7 @@ impl EtcdBackend {
                     .map(KeyValue::lease),
                 // The next lease ended before it was used.
                 None => {
-                    self.keep(key, Place { next: None, ..place });
+                    self.update(key, |known| known.next = None);
                     continue;
                 }
             };
@@ -481,13 +484,16 @@ impl EtcdBackend {
                 if place.ours {
                     let _ = self.revoke(call, id).await;
                 }
-                self.drop_place(key);
-                self.keep(key, Place { ours: false, next: None, lease: carrier, ..place });
+                self.update(key, |known| {
+                    *known = Place { ours: false, next: None, lease: carrier, ..place };
+                });
                 id = carrier;
                 continue;
             }
             let Next { lease, granted, sent } = next;
-            self.keep(key, Place { lease, granted, sent, ours: true, next: None, ..place });
+            self.update(key, |known| {
+                *known = Place { lease, granted, sent, ours: true, next: None, ..place };
+            });
             if place.ours {
                 // Carries nothing any more. If this fails, its TTL ends it.
                 let _ = self.revoke(call, id).await;
@@ -514,7 +520,11 @@ impl EtcdBackend {
         let Ok(answer) = answer else { return Ok(None) };
         let granted = Duration::from_secs(answer.ttl().max(1).unsigned_abs());
         let next = Next { lease, granted, sent };
-        self.keep(key, Place { next: Some(next), ..place });
+        self.update(key, |known| {
+            if known.lease == place.lease {
+                known.next = Some(next);
+            }
+        });
         Ok(Some(next))
     }
 

@@ -27,6 +27,9 @@ pub(crate) const SLOTS: u16 = 16_384;
 /// Host and port of a node.
 type Place = (String, u16);
 
+/// First slot, last slot, who decides about them.
+type Range = (u16, u16, Place);
+
 /// The nodes of a Cluster, as far as they are known.
 pub(crate) struct Cluster {
     config: Arc<RedisConfig>,
@@ -40,8 +43,7 @@ pub(crate) struct Cluster {
 #[derive(Default)]
 struct Known {
     nodes: HashMap<Place, Arc<Node>>,
-    /// First slot, last slot, who decides about them.
-    slots: Vec<(u16, u16, Place)>,
+    slots: Vec<Range>,
     /// Counts looks; something speaks against the map of this look.
     look: u64,
     doubted: bool,
@@ -71,7 +73,9 @@ impl Sign {
             Some((host.to_owned(), port.parse().ok()?))
         };
         match refusal.kind() {
-            redis::ErrorKind::Server(ServerErrorKind::Moved) => redirection().map_or(Self::Later, Self::Moved),
+            redis::ErrorKind::Server(ServerErrorKind::Moved) => {
+                redirection().map_or(Self::Later, Self::Moved)
+            }
             redis::ErrorKind::Server(ServerErrorKind::Ask) => redirection().map_or(Self::Later, Self::Ask),
             redis::ErrorKind::Server(
                 ServerErrorKind::TryAgain
@@ -126,9 +130,10 @@ impl Cluster {
             // What was known before is better than nothing: the node itself will say.
             (Some(place), _) => Ok(self.node(&place)),
             (None, Err(error)) => Err(error),
-            (None, Ok(())) => {
-                Err(Error::new(ErrorKind::Unavailable, "no node of the Cluster decides about the slot of this lock"))
-            }
+            (None, Ok(())) => Err(Error::new(
+                ErrorKind::Unavailable,
+                "no node of the Cluster decides about the slot of this lock",
+            )),
         }
     }
 
@@ -181,7 +186,10 @@ impl Cluster {
     async fn look(&self, call: &Call, seen: u64) -> Result<()> {
         let patience = call.exchange_timeout();
         let Ok(_turn) = tokio::time::timeout(patience, self.looking.lock()).await else {
-            return Err(Error::new(ErrorKind::Unavailable, "the slots of the Cluster are still being asked for"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the slots of the Cluster are still being asked for",
+            ));
         };
         let mut places = {
             let known = self.known();
@@ -212,7 +220,7 @@ impl Cluster {
         Err(last)
     }
 
-    async fn ask(&self, call: &Call, place: &Place) -> Result<Vec<(u16, u16, Place)>> {
+    async fn ask(&self, call: &Call, place: &Place) -> Result<Vec<Range>> {
         let link = self.node(place).link(call).await?;
         let answer = link.command(call, redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|error| {
             // It only asked.
@@ -224,8 +232,9 @@ impl Cluster {
             };
             Error::new(kind, message)
         })?;
-        let (slots, replicas) = read_slots(answer, &place.0)
-            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "CLUSTER SLOTS answered with something else"))?;
+        let (slots, replicas) = read_slots(answer, &place.0).ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "CLUSTER SLOTS answered with something else")
+        })?;
         self.learnt.saw_replicas(replicas);
         Ok(slots)
     }
@@ -248,18 +257,23 @@ impl Known {
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = self.known();
-        f.debug_struct("Cluster").field("slots", &known.slots).field("look", &known.look).finish_non_exhaustive()
+        f.debug_struct("Cluster")
+            .field("slots", &known.slots)
+            .field("look", &known.look)
+            .finish_non_exhaustive()
     }
 }
 
 /// Reads the answer of `CLUSTER SLOTS`: the ranges in order, and the most replicas that one has.
-fn read_slots(answer: Value, asked: &str) -> Option<(Vec<(u16, u16, Place)>, u32)> {
+fn read_slots(answer: Value, asked: &str) -> Option<(Vec<Range>, u32)> {
     let Value::Array(ranges) = answer else { return None };
     let (mut slots, mut replicas) = (Vec::new(), 0);
     for range in ranges {
         let Value::Array(range) = range else { return None };
         let mut range = range.into_iter();
-        let (Some(Value::Int(first)), Some(Value::Int(last))) = (range.next(), range.next()) else { return None };
+        let (Some(Value::Int(first)), Some(Value::Int(last))) = (range.next(), range.next()) else {
+            return None;
+        };
         let Some(Value::Array(master)) = range.next() else { return None };
         let mut master = master.into_iter();
         // A node that does not know its own name means the one that was asked.
@@ -297,7 +311,7 @@ pub(crate) fn slot(key: &str) -> u16 {
 mod tests {
     use super::*;
 
-    fn cluster(slots: Vec<(u16, u16, Place)>) -> Cluster {
+    fn cluster(slots: Vec<Range>) -> Cluster {
         let cluster = Cluster::new(Arc::new(RedisConfig::cluster([("a", 1)])), Vec::new(), Arc::default());
         cluster.known().slots = slots;
         cluster

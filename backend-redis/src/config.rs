@@ -192,8 +192,9 @@ impl RedisConfig {
     /// # Errors
     /// `Misconfigured`: not such an address. It is not repeated, because it may hold a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let url = StoreUrl::parse(url)
-            .map_err(|error| misconfigured(format!("not the address of a Redis server: {}", error.message())))?;
+        let url = StoreUrl::parse(url).map_err(|error| {
+            misconfigured(format!("not the address of a Redis server: {}", error.message()))
+        })?;
         let mut config = Self::of_url(&url)?;
         config.user = url.user().map(str::to_owned);
         config.password = url.expose_password().map(str::to_owned);
@@ -219,7 +220,11 @@ impl RedisConfig {
         let tls = match family {
             "redis" | "valkey" => false,
             "rediss" | "valkeys" => true,
-            _ => return Err(misconfigured("not the address of a Redis server; one looks like redis://host:6379/0")),
+            _ => {
+                return Err(misconfigured(
+                    "not the address of a Redis server; one looks like redis://host:6379/0",
+                ));
+            }
         };
         let hosts = |port: u16| -> Vec<(String, u16)> {
             url.hosts().map(|(host, given)| (host.to_owned(), given.unwrap_or(port))).collect()
@@ -257,7 +262,11 @@ impl RedisConfig {
                 }
                 Self::cluster(hosts(6379))
             }
-            _ => return Err(misconfigured("not the address of a Redis server; one looks like redis://host:6379/0")),
+            _ => {
+                return Err(misconfigured(
+                    "not the address of a Redis server; one looks like redis://host:6379/0",
+                ));
+            }
         };
         config.tls = tls;
         Ok(config)
@@ -368,9 +377,10 @@ impl WaitReplicas {
         match text {
             "none" | "0" => Ok(Self::None),
             "majority" => Ok(Self::Majority),
-            number => number.parse().map(Self::AtLeast).map_err(|_| {
-                misconfigured("wait-replicas is `none`, `majority` or a number of replicas")
-            }),
+            number => number
+                .parse()
+                .map(Self::AtLeast)
+                .map_err(|_| misconfigured("wait-replicas is `none`, `majority` or a number of replicas")),
         }
     }
 }
@@ -398,7 +408,8 @@ mod tests {
         assert!(!format!("{config:?}").contains("s3cret"), "{config:?}");
         let socket = RedisConfig::from_url("redis+unix:///run/redis.sock").unwrap();
         assert_eq!(socket.address, Address::Unix("/run/redis.sock".into()));
-        let sentinel = RedisConfig::from_url("rediss+sentinel://a,b:1/shop/2?wait-replicas=majority").unwrap();
+        let sentinel =
+            RedisConfig::from_url("rediss+sentinel://a,b:1/shop/2?wait-replicas=majority").unwrap();
         let sentinels = vec![("a".to_owned(), 26379), ("b".to_owned(), 1)];
         assert_eq!(sentinel.address, Address::Sentinel { sentinels, master: "shop".into() });
         assert_eq!((sentinel.db, sentinel.tls, sentinel.wait_replicas), (2, true, WaitReplicas::Majority));

@@ -8,7 +8,9 @@ use lockcore::{
 };
 
 use crate::config::misconfigured;
-use crate::{Address, PasswordSource, RedisBackend, RedisConfig, RedlockBackend, RedlockConfig, WaitReplicas};
+use crate::{
+    Address, PasswordSource, RedisBackend, RedisConfig, RedlockBackend, RedlockConfig, WaitReplicas,
+};
 
 /// Takes `redis://[user[:password]@]host[:port][/db]` and `redis+unix:///path`, and the same with `valkey`.
 ///
@@ -92,7 +94,9 @@ fn read(config: &BackendConfig) -> Result<RedisConfig> {
     let mut options = config.options()?;
     if let Some(db) = options.whole("db")? {
         if !matches!(read.address, Address::Unix(_)) {
-            return Err(misconfigured("the number of the database stands in the path, like redis://redis-a:6379/0"));
+            return Err(misconfigured(
+                "the number of the database stands in the path, like redis://redis-a:6379/0",
+            ));
         }
         read.db = u32::try_from(db).map_err(|_| misconfigured("there is no database with that number"))?;
     }

@@ -38,7 +38,9 @@ fn sort(phase: Phase, said: &RedisError) -> (ErrorKind, &'static str) {
             Refused::ReadOnly => (K::Unavailable, "the server is a replica and takes no writes"),
             Refused::BusyLoading => (K::Unavailable, "the server still loads its data"),
             Refused::MasterDown => (K::Unavailable, "the server is a replica without its master"),
-            Refused::TryAgain => (K::Unavailable, "the slot of this lock moves to another node of the Cluster"),
+            Refused::TryAgain => {
+                (K::Unavailable, "the slot of this lock moves to another node of the Cluster")
+            }
             Refused::ClusterDown => (K::Unavailable, "the Cluster is down: a majority or a slot is missing"),
             Refused::Moved | Refused::Ask | Refused::CrossSlot => (
                 K::Misconfigured,

@@ -10,7 +10,8 @@ use std::{
 
 use lockcore::backend::{Clock, Error, ErrorKind};
 use redis::{
-    AsyncConnectionConfig, ErrorKind as Said, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
+    AsyncConnectionConfig, ErrorKind as Said, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError,
+    Value,
     aio::MultiplexedConnection,
     io::tcp::socket2::{SockRef, TcpKeepalive},
 };

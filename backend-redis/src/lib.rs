@@ -29,6 +29,8 @@ mod redlock;
 mod replicas;
 mod road;
 mod sentinel;
+#[cfg(feature = "tls")]
+mod tls;
 mod wait;
 mod wire;
 

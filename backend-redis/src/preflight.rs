@@ -203,9 +203,8 @@ impl Facts {
         let place = |line: &str| {
             let (name, facts) = line.trim_end().split_once(':')?;
             name.strip_prefix("slave")?.parse::<u32>().ok()?;
-            let fact = |wanted: &str| {
-                facts.split(',').find_map(|fact| fact.strip_prefix(wanted)?.strip_prefix('='))
-            };
+            let fact =
+                |wanted: &str| facts.split(',').find_map(|fact| fact.strip_prefix(wanted)?.strip_prefix('='));
             Some((fact("ip")?.to_owned(), fact("port")?.parse().ok()?))
         };
         info.lines().filter_map(place).collect()
@@ -246,10 +245,10 @@ impl Facts {
                 "the server is a replica and refuses every lock; use the address of its master",
                 |c| c.consistency = Consistency::Replicated,
             ),
-            (Some(_), Some(0)) if is_cluster => preflight.lower(
-                "the node has no replica; while it is away, so are the locks in its slots",
-                |c| c.survives.failover = false,
-            ),
+            (Some(_), Some(0)) if is_cluster => preflight
+                .lower("the node has no replica; while it is away, so are the locks in its slots", |c| {
+                    c.survives.failover = false
+                }),
             (Some(_), Some(0)) => {}
             (Some(_), Some(_)) if waits => {
                 preflight.capabilities.consistency = Consistency::Replicated;

@@ -79,11 +79,17 @@ impl Wait {
         if replicas < i64::from(self.replicas) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
-                format!("{replicas} of the {} replicas that are waited for acknowledged it in time", self.replicas),
+                format!(
+                    "{replicas} of the {} replicas that are waited for acknowledged it in time",
+                    self.replicas
+                ),
             ));
         }
         if self.fsync && local < 1 {
-            return Err(Error::new(ErrorKind::Unavailable, "the master did not write it to its disk in time"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the master did not write it to its disk in time",
+            ));
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The way from a lock to the server that decides about it, and around what stands in that way.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use lockcore::backend::{Call, Clock, Error, ErrorKind, Moment, Result};
 use redis::{RedisError, ServerErrorKind, Value};
@@ -21,7 +21,6 @@ const TURNS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One server, and the connections to it.
-#[derive(Debug)]
 pub(crate) struct Node {
     config: Arc<RedisConfig>,
     /// Of a Cluster, where it is.
@@ -33,11 +32,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(
-        config: &Arc<RedisConfig>,
-        place: Option<(String, u16)>,
-        learnt: &Arc<Learnt>,
-    ) -> Self {
+    pub(crate) fn new(config: &Arc<RedisConfig>, place: Option<(String, u16)>, learnt: &Arc<Learnt>) -> Self {
         Self {
             connection: Connection::new(config.clone(), place.clone(), learnt.clone()),
             lanes: Arc::new(Lanes::new(config, place.as_ref(), learnt)),
@@ -92,6 +87,15 @@ impl Node {
     }
 }
 
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("name", &self.name())
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
+    }
+}
+
 /// All servers of one backend.
 #[derive(Debug)]
 pub(crate) enum Road {
@@ -138,7 +142,14 @@ impl Road {
             Self::One(_) => 0,
             Self::Many(_) => cluster::slot(key),
         };
-        Trip { road: self, slot, sent_on: None, lent: None, turns: 0, is_cluster: matches!(self, Self::Many(_)) }
+        Trip {
+            road: self,
+            slot,
+            sent_on: None,
+            lent: None,
+            turns: 0,
+            is_cluster: matches!(self, Self::Many(_)),
+        }
     }
 
     /// Returns every server that decides about locks.
@@ -169,10 +180,12 @@ pub(crate) struct Done {
 
 impl Done {
     /// Returns the answer of something that only counts where replicas have it; it stays in doubt where they do not.
-    pub(crate) fn acknowledged(self) -> Result<(Moment, Answer)> {
+    pub(crate) fn acknowledged(self) -> Result<Answer> {
         match self.short {
-            None => Ok((self.sent, self.answer)),
-            Some(short) if short.kind().had_no_effect() && short.kind() != ErrorKind::Unavailable => Err(short),
+            None => Ok(self.answer),
+            Some(short) if short.kind().had_no_effect() && short.kind() != ErrorKind::Unavailable => {
+                Err(short)
+            }
             Some(short) => Err(Error::new(
                 ErrorKind::Unknown,
                 format!("it was written, but it may be forgotten: {}", short.message()),
@@ -208,7 +221,10 @@ impl Trip<'_> {
             self.pause(call, wrong).await?;
         }
         // It was just set.
-        self.lent.as_ref().map(|(_, lent)| &***lent).ok_or_else(|| Error::new(ErrorKind::Unavailable, "no connection"))
+        self.lent
+            .as_ref()
+            .map(|(_, lent)| &***lent)
+            .ok_or_else(|| Error::new(ErrorKind::Unavailable, "no connection"))
     }
 
     async fn try_link(&mut self, call: &Call, wait: bool) -> Result<Option<Error>> {
@@ -321,14 +337,19 @@ impl Trip<'_> {
             }
             Sign::Later => {
                 cluster.doubt();
-                return self.pause(call, Error::new(ErrorKind::Unavailable, error.message().to_owned())).await;
+                return self
+                    .pause(call, Error::new(ErrorKind::Unavailable, error.message().to_owned()))
+                    .await;
             }
             Sign::Moved(place) => cluster.moved(self.slot, place),
             Sign::Ask(place) => self.sent_on = Some(cluster.node(&place)),
         }
         self.turns += 1;
         if self.turns > TURNS {
-            return Err(Error::new(ErrorKind::Unavailable, "the nodes of the Cluster send each other's requests around"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the nodes of the Cluster send each other's requests around",
+            ));
         }
         Ok(())
     }
@@ -355,9 +376,9 @@ impl Road {
         call: &Call,
         script: &Script,
         requests: Vec<Request>,
-    ) -> Vec<Result<(Moment, Answer)>> {
+    ) -> Vec<Result<Answer>> {
         let first_key = |request: &Request| request.0.first().cloned().unwrap_or_default();
-        let mut answers: Vec<Option<Result<(Moment, Answer)>>> = requests.iter().map(|_| None).collect();
+        let mut answers: Vec<Option<Result<Answer>>> = requests.iter().map(|_| None).collect();
         // Which server is asked for which of them.
         let mut groups: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
         for (at, request) in requests.iter().enumerate() {
@@ -384,7 +405,8 @@ impl Road {
                         let mut trip = self.to(&first_key(&request));
                         let keys: Vec<&str> = request.0.iter().map(String::as_str).collect();
                         let args: Vec<&[u8]> = request.1.iter().map(Vec::as_slice).collect();
-                        trip.run(call, script, &keys, &args, true).await.and_then(Done::acknowledged)
+                        let done = trip.run(call, script, &keys, &args, true).await;
+                        done.and_then(Done::acknowledged)
                     }
                     Err(Some(error)) => Err(error),
                 });

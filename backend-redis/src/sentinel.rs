@@ -66,8 +66,7 @@ pub(crate) async fn greet(
         if !learnt.saw_epoch(master.epoch) {
             continue;
         }
-        let greeting =
-            greet_tcp(config, &master.host, master.port, push.clone(), learnt, clock.clone());
+        let greeting = greet_tcp(config, &master.host, master.port, push.clone(), learnt, clock.clone());
         match tokio::time::timeout(patience, greeting).await {
             Ok(Ok(link)) => {
                 learnt.saw_replicas(master.replicas);
@@ -75,7 +74,10 @@ pub(crate) async fn greet(
             }
             Ok(Err(refusal)) => failure = Some(refusal),
             Err(_) => {
-                let silent = format!("the master at {}:{} did not greet within {patience:?}", master.host, master.port);
+                let silent = format!(
+                    "the master at {}:{} did not greet within {patience:?}",
+                    master.host, master.port
+                );
                 failure = Some((ErrorKind::Unavailable, silent, None));
             }
         }
@@ -120,7 +122,8 @@ async fn ask(config: &RedisConfig, host: &str, port: u16, name: &str) -> Result<
     };
     let fact = |wanted: &str| facts.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.as_str());
     let number = |wanted: &str| fact(wanted).and_then(|value| value.parse::<u64>().ok());
-    let (Some(host), Some(port)) = (fact("ip"), number("port").and_then(|port| u16::try_from(port).ok())) else {
+    let (Some(host), Some(port)) = (fact("ip"), number("port").and_then(|port| u16::try_from(port).ok()))
+    else {
         return Err((ErrorKind::Unavailable, "a Sentinel answered with something else".into(), None));
     };
     Ok(Some(Master {

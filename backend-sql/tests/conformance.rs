@@ -51,10 +51,17 @@ impl Service for SqliteFile {
         owner.map(Owner::from_bytes)
     }
 
+    fn embedded(&self) -> bool {
+        true
+    }
     async fn steal(&self, name: &LockName) {
         self.table()
             .execute("DELETE FROM lockcore_leases WHERE namespace = '' AND name = ?1", [name.as_str()])
             .expect("an operator may delete");
+    }
+
+    async fn version(&self) -> Option<String> {
+        Some(format!("SQLite {}", rusqlite::version()))
     }
 
     fn address(&self) -> Option<String> {

@@ -45,6 +45,7 @@ pub(crate) struct Stage {
     pub(crate) capabilities: Capabilities,
     pub(crate) seed: u64,
     pub(crate) namespace: String,
+    pub(crate) measures: std::sync::Mutex<Vec<(&'static str, f64, &'static str)>>,
     door: Arc<door::Door>,
     names: AtomicU64,
 }
@@ -78,6 +79,7 @@ impl Bench {
                 capabilities,
                 seed,
                 namespace,
+                measures: std::sync::Mutex::default(),
                 door: Arc::default(),
                 names: AtomicU64::new(0),
             }),
@@ -161,6 +163,11 @@ impl Bench {
     /// Returns the TTL for cases that wait for its end: short, and long enough for a busy machine.
     pub fn ttl(&self) -> Duration {
         self.stage.service.ttl()
+    }
+
+    /// Returns by how much a call may outlast its budget: what a busy machine needs, and little in virtual time.
+    pub fn slack(&self) -> Duration {
+        Duration::from_millis(if self.stage.service.virtual_time() { 100 } else { 1500 })
     }
 
     /// Returns now.
@@ -250,6 +257,18 @@ impl Bench {
     pub fn judge(&self, change: impl FnOnce(Rules) -> Rules) {
         let mut rules = self.stage.rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         *rules = change(std::mem::take(&mut *rules));
+    }
+
+    /// Hands in a number for the report, which shows the least, the median and the greatest of each `what`. It judges
+    /// nothing. `unit` is `ms`, `/s` or empty.
+    pub fn measure(&self, what: &'static str, value: f64, unit: &'static str) {
+        let mut measures = self.stage.measures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        measures.push((what, value, unit));
+    }
+
+    /// Hands in a duration for the report.
+    pub fn measure_time(&self, what: &'static str, time: Duration) {
+        self.measure(what, time.as_secs_f64() * 1000.0, "ms");
     }
 
     /// Returns the recorder, for what a case records itself.

@@ -2,6 +2,8 @@
 
 use std::{future::Future, pin::Pin};
 
+use lockcore::backend::{Capabilities, Consistency};
+
 use crate::bench::Bench;
 
 /// What a case found, beside what the checker finds in its history.
@@ -73,6 +75,19 @@ impl Need {
             Self::Floor => "it honours no fence floor",
             Self::VirtualTime => "its time is real",
             Self::RealTime => "its time belongs to one runtime",
+        }
+    }
+
+    /// Says whether what is missing is missing by design, so that the case does not apply. The rest could be offered, and
+    /// the case is *not run* until it is.
+    pub(crate) fn by_design(self, capabilities: &Capabilities, embedded: bool) -> bool {
+        match self {
+            Self::Fair | Self::Floor | Self::Members | Self::RealTime => true,
+            Self::Queue => !capabilities.fair,
+            Self::Processes => capabilities.consistency == Consistency::Process,
+            // No network and no server stand between it and its client.
+            Self::Wire | Self::Line | Self::Servers => embedded,
+            Self::VirtualTime => false,
         }
     }
 }

@@ -36,6 +36,7 @@ pub mod faultline;
 pub mod history;
 mod memory;
 mod mutants;
+pub mod report;
 mod suite;
 
 pub use bench::{Bench, Servers, Service, Wire, child_main};

@@ -41,6 +41,9 @@ impl Service for MemoryService {
     async fn holder(&self, name: &LockName) -> Option<Owner> {
         self.store.holder(name, self.clock.now())
     }
+    fn embedded(&self) -> bool {
+        true
+    }
     async fn steal(&self, name: &LockName) {
         self.store.steal(name);
     }

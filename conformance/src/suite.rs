@@ -14,6 +14,7 @@ use crate::{
     case::{Case, Need, Verdict},
     cases,
     history::{History, Outcome, check, timeline},
+    report::{About, Log, Seen},
 };
 
 /// Runs every case against a service: the `main` of a backend's `tests/conformance.rs` (`harness = false`).
@@ -50,6 +51,8 @@ pub(crate) struct Played {
     pub(crate) failure: Option<String>,
     /// Neither kept nor broken: the machine stalled.
     pub(crate) inconclusive: bool,
+    /// What was there to be told; `None`: the service did not start.
+    pub(crate) seen: Option<Seen>,
 }
 
 impl Suite {
@@ -87,14 +90,16 @@ impl Suite {
             return code;
         }
         let arguments = Arguments::from_args();
-        let offers = self.offers();
+        let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
+        let log = Log::begin(self.profile, about, &arguments);
         let mut missing: Vec<(&'static str, usize)> = Vec::new();
         let trials = cases::all()
             .map(|case| {
                 let name = format!("{}::{}::{}", self.profile, case.topic(), case.name());
-                let lacks = case.needs.iter().find(|need| !offers.contains(need)).map(|need| need.missing());
-                if let Some(why) = lacks {
+                let lacks = case.needs.iter().find(|need| !offers.contains(need));
+                let kind = lacks.map_or("", |need| log.left_out(case, *need));
+                if let Some(why) = lacks.map(|need| need.missing()) {
                     match missing.iter_mut().find(|(known, _)| *known == why) {
                         Some((_, count)) => *count += 1,
                         None => missing.push((why, 1)),
@@ -104,12 +109,14 @@ impl Suite {
                     Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
                     _ => self.start.clone(),
                 };
-                let profile = self.profile;
-                Trial::test(name, move || match play_patiently(profile, case, start, virtual_time).failure {
-                    None => Ok(()),
-                    Some(failure) => Err(Failed::from(failure)),
+                let (profile, log) = (self.profile, log.clone());
+                Trial::test(name, move || {
+                    let began = std::time::Instant::now();
+                    let played = play_patiently(profile, case, start, virtual_time);
+                    log.played(case, &played, began.elapsed());
+                    played.failure.map_or(Ok(()), |failure| Err(Failed::from(failure)))
                 })
-                .with_kind(lacks.map_or_else(String::new, |_| "not run".into()))
+                .with_kind(kind)
                 .with_ignored_flag(lacks.is_some())
             })
             .collect();
@@ -118,10 +125,10 @@ impl Suite {
                 say(&format!("{}: {count} cases are not run, because {why}", self.profile));
             }
         }
-        libtest_mimic::run(&arguments, trials).exit_code()
+        log.end(&libtest_mimic::run(&arguments, trials), seed())
     }
 
-    fn offers(&self) -> Vec<Need> {
+    fn offers(&self) -> (Vec<Need>, Option<About>) {
         let start = self.start.clone();
         let servers = self.own_servers.as_ref().map_or(0, |(count, _)| *count);
         on_a_runtime(false, move || async move {
@@ -144,7 +151,7 @@ impl Suite {
             offer(Need::Floor, capabilities.fence_floor);
             offer(Need::VirtualTime, service.virtual_time());
             offer(Need::RealTime, !service.virtual_time());
-            offers
+            (offers, Some(About::ask(&*service, &capabilities).await))
         })
         .unwrap_or_default()
     }
@@ -216,6 +223,8 @@ pub(crate) fn play(
         case.name().bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let stage: Arc<Mutex<Option<Bench>>> = Arc::default();
     let kept = stage.clone();
+    let refused = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let refuses = refused.clone();
     let outcome = on_a_runtime(virtual_time, move || async move {
         let service = start().await;
         let bench = Bench::new(service, seed).await;
@@ -234,7 +243,11 @@ pub(crate) fn play(
         let result = CatchUnwind(Box::pin(body)).await;
         drop(meter);
         match result {
-            Ok(Ok(Verdict::Kept | Verdict::Refused)) => None,
+            Ok(Ok(Verdict::Kept)) => None,
+            Ok(Ok(Verdict::Refused)) => {
+                refuses.store(true, std::sync::atomic::Ordering::Relaxed);
+                None
+            }
             Ok(Err(unexpected)) => Some(unexpected.to_string()),
             Err(panic) => Some(panic),
         }
@@ -244,12 +257,13 @@ pub(crate) fn play(
         return Played {
             failure: Some(failure.unwrap_or_else(|| "the service did not start".into())),
             inconclusive: false,
+            seen: None,
         };
     };
-    judge(&name, &bench, failure)
+    judge(&name, &bench, failure, refused.load(std::sync::atomic::Ordering::Relaxed))
 }
 
-fn judge(name: &str, bench: &Bench, mut failure: Option<String>) -> Played {
+fn judge(name: &str, bench: &Bench, mut failure: Option<String>, refused: bool) -> Played {
     let history = bench.recorder().history();
     let rules = bench.stage.rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     let report = check(&history, &rules);
@@ -258,10 +272,14 @@ fn judge(name: &str, bench: &Bench, mut failure: Option<String>) -> Played {
         let found = format!("the history breaks a promise:\n{report}");
         failure = Some(failure.map_or(found.clone(), |failure| format!("{failure}\n{found}")));
     }
-    // A break that the case expects is evidence, too.
-    let kept =
-        (failure.is_some() || !report.expected.is_empty()).then(|| keep(name, history.clone().under(rules)));
-    if let (Some(text), Some(path)) = (&mut failure, kept) {
+    let seen = Seen::new(bench, &rules, &report, refused);
+    // A break that the case expects is evidence, too; so is a short history in which the resource had the last word.
+    let telling = report.judged.stale > 0 && history.events.len() <= Seen::SHORT;
+    let worth = failure.is_some() || !report.expected.is_empty() || telling;
+    let kept = worth.then(|| keep(name, history.clone().under(rules)));
+    let seen = Some(seen.kept(kept.as_ref()));
+    if let (Some(text), Some(kept)) = (&mut failure, kept) {
+        let path = kept.map_or_else(|why| format!("could not be kept: {why}"), |p| p.display().to_string());
         let drawn = history.keys().first().map(|key| timeline::text(&history, Some(&report), key));
         *text = format!(
             "{text}\n  seed {} (LOCK_SEED replays the run), history {path}\n{}",
@@ -269,25 +287,21 @@ fn judge(name: &str, bench: &Bench, mut failure: Option<String>) -> Played {
             drawn.unwrap_or_default()
         );
     }
-    Played { failure, inconclusive }
+    Played { failure, inconclusive, seen }
 }
 
 /// Keeps a history for people and for `conformance check`; returns where, or why not.
-fn keep(name: &str, history: History) -> String {
+fn keep(name: &str, history: History) -> Result<std::path::PathBuf, String> {
     let directory = kept_in();
     let path = directory.join(format!("{}.jsonl", name.replace("::", "-")));
-    let written = std::fs::create_dir_all(&directory).map_err(|e| e.to_string());
-    match written.and_then(|()| history.write(&path).map_err(|e| e.to_string())) {
-        Ok(()) => path.display().to_string(),
-        Err(error) => format!("could not be kept: {error}"),
-    }
+    std::fs::create_dir_all(&directory).map_err(|e| e.to_string())?;
+    history.write(&path).map_err(|e| e.to_string())?;
+    Ok(path)
 }
 
-/// Returns `target/conformance/history`: cargo runs a test in its package's folder and puts it into `target/*/deps`.
+/// Returns `target/conformance/history`.
 fn kept_in() -> std::path::PathBuf {
-    let program = std::env::current_exe().unwrap_or_default();
-    let target = program.ancestors().skip_while(|folder| !folder.ends_with("deps")).nth(2);
-    target.map_or_else(|| "target".into(), std::path::Path::to_path_buf).join("conformance").join("history")
+    crate::report::folder().join("history")
 }
 
 /// A future whose panic is a value: the case's words, not a dead thread.

@@ -11,6 +11,8 @@ use lockcore::{
 use lockcore_redis::Redis;
 use lockcore_sql::Sqlite;
 
+pub mod toy_backend;
+
 /// Connects to the store that a URL names; what an application compiles in is its own choice.
 ///
 /// # Errors

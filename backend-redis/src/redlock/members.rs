@@ -65,7 +65,8 @@ impl Member {
             Err(error) => return Err(error),
         };
         let fact = |name: &str| {
-            info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':').map(str::to_owned))
+            info.lines()
+                .find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':').map(str::to_owned))
         };
         let (Some(run), Some(uptime)) =
             (fact("run_id"), fact("uptime_in_seconds").and_then(|uptime| uptime.parse().ok()))

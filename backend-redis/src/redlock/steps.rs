@@ -230,7 +230,12 @@ pub(crate) fn read_found(answer: &Answer) -> Result<Found> {
 }
 
 /// Says that a majority did not answer, or not as it has to.
-pub(crate) fn too_few(kind: lockcore::backend::ErrorKind, wanted: usize, of: usize, last: Option<&Error>) -> Error {
+pub(crate) fn too_few(
+    kind: lockcore::backend::ErrorKind,
+    wanted: usize,
+    of: usize,
+    last: Option<&Error>,
+) -> Error {
     let why = last.map_or_else(String::new, |error| format!(": {}", error.message()));
     Error::new(kind, format!("fewer than {wanted} of the {of} servers answered as they must{why}"))
 }

@@ -60,11 +60,13 @@ async fn a_waiter_is_told_of_a_release_on_another_node() {
         let waiting = backend.acquire(&call, &request);
         let releasing = async {
             let channel = keys(text).channel;
-            _cluster.nodes[2].until("somebody listens", async |node| {
-                // The one connection that listens is to the node that was given.
-                let count: Vec<redis::Value> = node.raw(&["PUBSUB", "NUMSUB", &channel]).await.unwrap();
-                count[1] == redis::Value::Int(1)
-            }).await;
+            _cluster.nodes[2]
+                .until("somebody listens", async |node| {
+                    // The one connection that listens is to the node that was given.
+                    let count: Vec<redis::Value> = node.raw(&["PUBSUB", "NUMSUB", &channel]).await.unwrap();
+                    count[1] == redis::Value::Int(1)
+                })
+                .await;
             backend.release(&self::call(), &lease).await.unwrap();
             Instant::now()
         };
@@ -201,9 +203,9 @@ async fn a_cluster_without_one_of_its_masters_says_that_it_is_down() {
     let here = (0..100).map(|n| format!("n/{n}")).find(|n| cluster.owner(slot_of(n)) != lost).unwrap();
     let lease = backend.acquire(&call(), &request(&here)).await.unwrap();
     cluster.nodes[lost].kill();
-    cluster.nodes[(lost + 1) % 3].until("it is missed", async |node| {
-        node.cluster_info().await.contains("cluster_state:fail")
-    }).await;
+    cluster.nodes[(lost + 1) % 3]
+        .until("it is missed", async |node| node.cluster_info().await.contains("cluster_state:fail"))
+        .await;
     let short = || budget(Duration::from_millis(500));
     for text in ["a", "b", "c", &here] {
         let refused = backend.acquire(&short(), &request(text)).await.unwrap_err();

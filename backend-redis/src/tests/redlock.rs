@@ -123,7 +123,8 @@ async fn a_server_that_is_silent_delays_nothing_and_is_cleared_when_it_goes_on()
     // The request and its undoing arrive in either order.
     group.servers[2]
         .until("nothing is left", async |server| {
-            server.get(&gone("a", &request)).await.is_some() && server.get("lockcore::{a}:lock").await.is_none()
+            server.get(&gone("a", &request)).await.is_some()
+                && server.get("lockcore::{a}:lock").await.is_none()
         })
         .await;
     let next = backend.acquire(&call(), &self::request("a")).await.unwrap();
@@ -157,7 +158,11 @@ async fn a_majority_whose_answers_are_lost_is_unknown_and_cleared_everywhere() {
     let request = request("a");
     let doubt = backend.acquire(&short(), &request).await.unwrap_err();
     assert_eq!(doubt.kind(), ErrorKind::Unknown, "{doubt:?}");
-    assert_eq!(group.servers[2].get("lockcore::{a}:lock").await, None, "the server that answered was not cleared");
+    assert_eq!(
+        group.servers[2].get("lockcore::{a}:lock").await,
+        None,
+        "the server that answered was not cleared"
+    );
     let unsettled = backend.abandon(&short(), &request).await.unwrap_err();
     assert!(matches!(unsettled.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{unsettled:?}");
     group.go_on(&[0, 1]);
@@ -273,7 +278,11 @@ async fn a_late_second_round_settles_nothing_where_the_lock_is_not_its_own_or_th
     assert_eq!(taken, 3, "a late copy takes it again");
     let high = Some(new.fence.get());
     assert_eq!(backend.second_round(&call(), &old, fence).await, [high; 3], "the fence is not above");
-    assert_eq!(backend.second_round(&call(), &old, new.fence.get()).await, [high; 3], "the same is not above");
+    assert_eq!(
+        backend.second_round(&call(), &old, new.fence.get()).await,
+        [high; 3],
+        "the same is not above"
+    );
     backend.abandon(&call(), &old).await.unwrap();
     let next = backend.acquire(&call(), &request("a")).await.unwrap();
     assert!(next.fence > new.fence);
@@ -298,7 +307,9 @@ async fn an_unanswered_acquire_is_adopted_finished_or_gone_for_good() {
     // On a majority.
     let first = request("a");
     let lease = backend.acquire(&call(), &first).await.unwrap();
-    let Resolution::Adopted(adopted) = backend.resolve(&call(), &first).await.unwrap() else { panic!("gone") };
+    let Resolution::Adopted(adopted) = backend.resolve(&call(), &first).await.unwrap() else {
+        panic!("gone")
+    };
     assert_eq!(adopted.fence, lease.fence);
     assert!(adopted.deadline <= lease.deadline.saturating_add(Duration::from_millis(50)));
     assert_eq!(backend.release(&call(), &adopted).await.unwrap(), Released::Now);
@@ -312,13 +323,23 @@ async fn an_unanswered_acquire_is_adopted_finished_or_gone_for_good() {
     let _: () = group.servers[1].raw(&["SET", "lockcore::{a}:lock", &value, "KEEPTTL"]).await.unwrap();
     let own = format!("{fence}|{}", hex(second.owner()));
     let _: () = group.servers[1].raw(&["SET", "lockcore::{a}:fence", &own]).await.unwrap();
-    let Resolution::Adopted(finished) = backend.resolve(&call(), &second).await.unwrap() else { panic!("gone") };
+    let Resolution::Adopted(finished) = backend.resolve(&call(), &second).await.unwrap() else {
+        panic!("gone")
+    };
     assert_eq!(finished.fence.get(), fence);
     assert_eq!(backend.release(&call(), &finished).await.unwrap(), Released::Now);
 
-    // Nothing but the first round.
+    // Nothing but the first round, on a majority: it is finished. On a minority: it is gone.
     let third = request("a");
     assert_eq!(backend.first_round(&call(), &third).await, 3);
+    let Resolution::Adopted(begun) = backend.resolve(&call(), &third).await.unwrap() else { panic!("gone") };
+    assert!(begun.fence > finished.fence);
+    assert_eq!(backend.release(&call(), &begun).await.unwrap(), Released::Now);
+    let third = request("a");
+    assert_eq!(backend.first_round(&call(), &third).await, 3);
+    for server in &group.servers[1..] {
+        let _: () = server.raw(&["DEL", "lockcore::{a}:lock"]).await.unwrap();
+    }
     assert!(matches!(backend.resolve(&call(), &third).await.unwrap(), Resolution::Gone));
     assert!(group.is_free("a").await);
     assert_eq!(backend.first_round(&call(), &third).await, 0, "it came after all");
@@ -454,7 +475,10 @@ async fn what_cannot_decide_together_is_refused() {
         (vec![("127.0.0.1", port(0)), ("127.0.0.1", port(1))], "odd number"),
         (vec![("127.0.0.1", port(0))], "odd number"),
         (vec![("127.0.0.1", port(0)), ("127.0.0.1", port(1)), ("127.0.0.1", port(0))], "one server twice"),
-        (vec![("127.0.0.1", port(0)), ("127.0.0.1", port(1)), ("localhost", port(0))], "voice would count twice"),
+        (
+            vec![("127.0.0.1", port(0)), ("127.0.0.1", port(1)), ("localhost", port(0))],
+            "voice would count twice",
+        ),
     ] {
         let refused = RedlockBackend::connect(RedlockConfig::new(servers)).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Misconfigured, "{refused}");
@@ -496,7 +520,8 @@ async fn preflight_names_servers_that_forget_or_have_replicas() {
     assert_eq!(preflight.capabilities.consistency, Consistency::Replicated);
     assert_eq!(preflight.findings.len(), 3, "{preflight:?}");
     for server in &group.servers {
-        let _: () = server.raw(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "always"]).await.unwrap();
+        let _: () =
+            server.raw(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "always"]).await.unwrap();
     }
     let preflight = backend.preflight(&call()).await.unwrap();
     assert!(preflight.findings.is_empty(), "{preflight:?}");

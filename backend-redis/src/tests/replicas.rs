@@ -54,7 +54,10 @@ async fn a_grant_that_too_few_replicas_acknowledge_is_taken_back() {
     // The same acquisition, once there is a replica again.
     fleet.replicas[0].follow(&fleet.master).await;
     let lease = backend.acquire(&call(), &request).await.unwrap();
-    assert_eq!(fleet.replicas[0].get("lockcore::{a}:lock").await, fleet.master.get("lockcore::{a}:lock").await);
+    assert_eq!(
+        fleet.replicas[0].get("lockcore::{a}:lock").await,
+        fleet.master.get("lockcore::{a}:lock").await
+    );
     backend.release(&call(), &lease).await.unwrap();
 }
 

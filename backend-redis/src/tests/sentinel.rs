@@ -126,7 +126,8 @@ async fn a_master_that_was_demoted_is_left_with_the_next_request() {
             role[0] == redis::Value::BulkString(b"master".to_vec())
         })
         .await;
-    fleet.master
+    fleet
+        .master
         .until("it is a replica", async |r| {
             let role: Vec<redis::Value> = r.raw(&["ROLE"]).await.unwrap();
             role[0] == redis::Value::BulkString(b"slave".to_vec())

@@ -77,12 +77,7 @@ impl Server {
 
     /// Asks by a four-letter word.
     pub(crate) fn says(&self, word: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
-        stream.write_all(word.as_bytes()).ok()?;
-        let mut said = String::new();
-        stream.read_to_string(&mut said).ok()?;
-        Some(said)
+        says(&self.address, word)
     }
 
     pub(crate) fn kill(&mut self) {
@@ -180,6 +175,16 @@ fn plain(dir: &Path) -> String {
          forceSync=no\npreAllocSize=512\nmaxClientCnxns=0\n",
         dir.join("data").display()
     )
+}
+
+/// Asks the server at an address by a four-letter word.
+pub(crate) fn says(address: &str, word: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    stream.write_all(word.as_bytes()).ok()?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said).ok()?;
+    Some(said)
 }
 
 fn spawn(dir: &Path) -> Child {

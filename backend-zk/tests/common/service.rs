@@ -17,7 +17,7 @@ use rustix::process::Signal;
 use tokio::sync::Mutex;
 use zookeeper_client::Client;
 
-use super::common::{Ensemble, WATCHDOG, call};
+use super::common::{Ensemble, WATCHDOG, call, says};
 
 /// An ensemble under the suite, in a namespace of its own for each case.
 pub(crate) struct Zk {
@@ -133,6 +133,12 @@ impl Service for Zk {
 
     fn power(&self) -> Option<&dyn Servers> {
         self.own.is_some().then_some(self)
+    }
+
+    async fn version(&self) -> Option<String> {
+        let said = says(self.addresses.split(',').next()?, "srvr")?;
+        let (version, _) = said.strip_prefix("Zookeeper version: ")?.split_once('-')?;
+        Some(format!("ZooKeeper {version}"))
     }
 
     fn address(&self) -> Option<String> {

@@ -41,6 +41,11 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
+    /// Says that the store lives in its clients' processes: no server and no network are there to fail. Body: no.
+    fn embedded(&self) -> bool {
+        false
+    }
+
     /// Counts the waiters in the store's own queue. Body: not offered.
     async fn queued(&self, _name: &LockName) -> Option<u32> {
         None
@@ -75,6 +80,12 @@ pub trait Service: Send + Sync + 'static {
     /// Returns by what address a process started from this test binary reaches the store; it is handed to
     /// [`child_main`](super::child_main). Body: not offered.
     fn address(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns the server's name and version, such as `Redis 7.0.15`; results are kept by its first two numbers. Body: not
+    /// offered.
+    async fn version(&self) -> Option<String> {
         None
     }
 

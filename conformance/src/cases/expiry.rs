@@ -32,6 +32,7 @@ async fn c01_a_silent_holder_is_followed(bench: Bench) -> Outcome {
     let live = bob.acquire(&name, bench.ttl() * 20).await?;
     assert!(live.fence > stale.fence, "{:?} after {:?}", live.fence, stale.fence);
     assert!(!alice.believes(&stale), "granted while the first holder's deadline had not come");
+    bench.measure_time("grant after a silent holder's deadline", stale.deadline.until(bench.now()));
     assert_refused(alice.renew(&stale).await, ErrorKind::Lost, "a lost lease was renewed");
     bob.release(&live).await?;
     let quiet = bob.try_acquire(&name).await?;
@@ -56,6 +57,7 @@ async fn c02_never_early(bench: Bench) -> Outcome {
         }
         let next = bob.acquire(&name, bench.ttl() * 20).await?;
         assert!(bench.now() >= lease.deadline, "round {round}: granted before the holder's deadline");
+        bench.measure_time("grant after the deadline", lease.deadline.until(bench.now()));
         bob.release(&next).await?;
     }
     bench.judge(|rules| rules.demand(Demand::Judged(Property::S2, 2)));

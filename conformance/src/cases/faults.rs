@@ -19,10 +19,12 @@ async fn j08_a_removed_record_gives_two_holders_and_the_resource_one(bench: Benc
     let stale = guard.stamp()?;
     assert_eq!(register.write(stale, "alice/1", 1), Verdict::Accepted);
     bench.steal(&name).await;
+    let stolen = bench.now();
     let live = bob.try_acquire(&name).await?;
     assert_eq!(register.write(live.stamp(), "bob/1", 2), Verdict::Accepted);
     assert_eq!(register.write(stale, "alice/2", 3), Verdict::Stale, "the stale fence was let through");
     assert_eq!(guard.lost().await, LostReason::Taken);
+    bench.measure_time("the former holder learnt it after", stolen.until(bench.now()));
     bob.release(&live).await?;
     bench.judge(|rules| rules.expect(Property::S2, Expect::Breaks).demand(Demand::StaleVerdicts(1)));
     Ok(Kept)

@@ -188,6 +188,7 @@ async fn d06_a_killed_process_is_followed(bench: Bench) -> Outcome {
     let mine = bob.acquire(&name, bench.ttl() * 20).await?;
     assert!(mine.fence > theirs.fence(), "{:?} after {:?}", mine.fence, theirs.fence());
     assert!(bench.now() >= theirs.deadline, "granted before the dead holder's deadline");
+    bench.measure_time("grant after a killed holder's deadline", theirs.deadline.until(bench.now()));
     bob.release(&mine).await?;
     Ok(Kept)
 }

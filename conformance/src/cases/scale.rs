@@ -55,6 +55,7 @@ async fn l02_rounds_with_cancellations_leave_nothing(bench: Bench) -> Outcome {
     rivals.close().await;
     let took = start.until(bench.now());
     assert!(took < Duration::from_secs(2), "closing took {took:?}");
+    bench.measure_time("closing two clients", took);
     bench.until("nobody holds", async || bench.holder(&name).await.is_none()).await;
     let last = bench.client("carol").await;
     let lease = last.try_acquire(&name).await?;

@@ -8,4 +8,5 @@ mod svg;
 mod text;
 
 pub use svg::svg;
+pub(crate) use svg::svg_in_a_page;
 pub use text::text;

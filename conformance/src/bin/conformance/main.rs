@@ -1,10 +1,11 @@
-//! `conformance`: judges recorded histories.
+//! `conformance`: judges recorded histories, and puts results side by side.
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 mod check;
+mod report;
 
 /// Judges what lock clients and stores did.
 #[derive(Debug, Parser)]
@@ -17,6 +18,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Check(check::Check),
+    Report(report::Report),
 }
 
 /// Wrong use, as `lockctl` and `env` have it: no verdict was reached.
@@ -33,5 +35,6 @@ fn main() -> ExitCode {
     };
     match arguments.command {
         Command::Check(check) => check.run(),
+        Command::Report(report) => report.run(),
     }
 }

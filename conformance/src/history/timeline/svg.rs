@@ -20,6 +20,15 @@ const MOST_ROWS: usize = 1000;
 /// colours alone; every mark has its words as a tool tip. Stretches in which nothing happened are cut short and
 /// marked. What `report` found is numbered in the picture and listed below it.
 pub fn svg(history: &History, report: Option<&Report>, key: &str) -> String {
+    draw(history, report, key, None)
+}
+
+/// Draws the same to stand inside a page: the page has the style, for the class `timeline`, and `id` is unique in it.
+pub(crate) fn svg_in_a_page(history: &History, report: Option<&Report>, key: &str, id: &str) -> String {
+    draw(history, report, key, Some(id))
+}
+
+fn draw(history: &History, report: Option<&Report>, key: &str, id: Option<&str>) -> String {
     let mut scene = Scene::new(history, report, key);
     let left_out = scene.crop(MOST_ROWS);
     let scale = Scale::new(&scene);
@@ -30,13 +39,17 @@ pub fn svg(history: &History, report: Option<&Report>, key: &str) -> String {
 
     let mut page = String::new();
     let name = escape(&scene.key);
+    let class = if id.is_some() { r#" class="timeline""# } else { "" };
+    let prefix = id.map(|id| format!("{id}-")).unwrap_or_default();
     let _ = writeln!(
         page,
-        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" role="img" aria-labelledby="title desc">"#
+        r#"<svg xmlns="http://www.w3.org/2000/svg"{class} viewBox="0 0 {WIDTH} {height:.0}" width="{WIDTH}" height="{height:.0}" role="img" aria-labelledby="{prefix}title {prefix}desc">"#
     );
-    let _ = writeln!(page, r#"<title id="title">Timeline of {name}</title>"#);
-    let _ = writeln!(page, r#"<desc id="desc">{}</desc>"#, escape(&summary(&scene)));
-    page.push_str(STYLE);
+    let _ = writeln!(page, r#"<title id="{prefix}title">Timeline of {name}</title>"#);
+    let _ = writeln!(page, r#"<desc id="{prefix}desc">{}</desc>"#, escape(&summary(&scene)));
+    if id.is_none() {
+        page.push_str(STYLE);
+    }
     let _ = writeln!(page, r#"<rect class="page" width="{WIDTH}" height="{height:.0}"/>"#);
     let _ = writeln!(page, r#"<text class="name" x="16" y="30">{name}</text>"#);
     if left_out > 0 {
