@@ -515,7 +515,14 @@ impl LockBackend for ZkBackend {
                  zookeeper.extendedTypesEnabled and the access list of the root alone"
             ));
         }
-        findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+        if inner.config.secure {
+            findings.push(
+                "versions, modes, ticks and limits of the servers are unknown behind TLS; look by hand"
+                    .into(),
+            );
+        } else {
+            findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+        }
         let mut preflight = Preflight::clean(self.capabilities());
         preflight.findings = findings;
         Ok(preflight)

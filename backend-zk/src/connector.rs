@@ -9,9 +9,11 @@ use lockcore::{
 
 use crate::{ZkBackend, ZkConfig};
 
-/// Takes `zk://[user:password@]host[:port][,host[:port]]...[/root]`; the port is 2181 where none is said.
+/// Takes `zk://[user:password@]host[:port][,host[:port]]...[/root]`, and `zks://` for TLS; the port is 2181
+/// where none is said.
 ///
-/// Options: `connect-timeout` and `idle-timeout` (durations), as in [`ZkConfig`].
+/// Options: `connect-timeout` and `idle-timeout` (durations), as in [`ZkConfig`]; with `zks` the files `ca-file`, `cert-file`
+/// and `key-file`.
 ///
 /// # Example
 /// ```
@@ -29,7 +31,7 @@ pub struct Zk;
 #[async_trait]
 impl Connector for Zk {
     fn schemes(&self) -> &'static [&'static str] {
-        &["zk"]
+        &["zk", "zks"]
     }
 
     fn check(&self, config: &BackendConfig) -> Result<()> {
@@ -52,9 +54,15 @@ fn read(config: &BackendConfig) -> Result<ZkConfig> {
     let mut options = config.options()?;
     let (connect_timeout, idle_timeout) =
         (options.duration("connect-timeout")?, options.duration("idle-timeout")?);
+    let [ca_file, cert_file, key_file] =
+        [options.text("ca-file")?, options.text("cert-file")?, options.text("key-file")?];
     options.finish()?;
     let read = ZkConfig::new(servers).with(|c| {
         c.root = url.path().trim_end_matches('/').to_owned();
+        c.secure = url.scheme() == "zks";
+        c.tls.ca_file = ca_file.map(Into::into);
+        c.tls.cert_file = cert_file.map(Into::into);
+        c.tls.key_file = key_file.map(Into::into);
         c.user = credentials.user().map(str::to_owned);
         c.password = credentials.expose_password().map(str::to_owned);
         c.connect_timeout = connect_timeout.unwrap_or(c.connect_timeout);
@@ -82,6 +90,16 @@ mod tests {
         assert_eq!(read.idle_timeout, Duration::from_secs(3));
     }
 
+    #[cfg(feature = "tls")]
+    #[test]
+    fn an_address_with_tls_names_its_files() {
+        let url = StoreUrl::parse("zks://a:2281?ca-file=/ca.pem&cert-file=/c.pem&key-file=/k.pem").unwrap();
+        let read = read(&BackendConfig::new(url)).unwrap();
+        assert!(read.secure);
+        assert_eq!(read.tls.ca_file.as_deref(), Some("/ca.pem".as_ref()));
+        assert_eq!(read.tls.key_file.as_deref(), Some("/k.pem".as_ref()));
+    }
+
     #[test]
     fn what_cannot_work_is_refused_by_name() {
         let registry = Registry::new().with(Zk);
@@ -90,6 +108,8 @@ mod tests {
             ("zk://a?idle-timeout=0s", "idle_timeout"),
             ("zk://a//b", "not a node"),
             ("zk://me@a", "go together"),
+            ("zk://a?ca-file=/ca.pem", "TLS"),
+            ("zks://a", "TLS"),
         ] {
             let refused = match StoreUrl::parse(url) {
                 Ok(url) => registry.check(&BackendConfig::new(url)).unwrap_err(),

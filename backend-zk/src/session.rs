@@ -55,9 +55,15 @@ impl Session {
         matches!(self.client.state(), SessionState::SyncConnected | SessionState::ConnectedReadOnly)
     }
 
-    /// Says whether its next grants are good for about their TTL.
+    /// Says whether its next grants are good for about their TTL, or soon will be: a server that is slow to answer is not
+    /// helped by one session more.
     pub(crate) fn is_fresh(&self) -> bool {
-        self.is_connected() && self.clock.now() < self.from().saturating_add(self.timeout.mul_f64(0.6))
+        let now = self.clock.now();
+        let (from, newest) = (self.from(), self.newest());
+        let good = now < from.saturating_add(self.timeout.mul_f64(0.6));
+        let at_work =
+            now < newest.saturating_add(self.timeout / 4) && now < from.saturating_add(self.timeout);
+        self.is_connected() && (good || at_work)
     }
 
     /// Between two heartbeats. Every write that was answered counts as one.

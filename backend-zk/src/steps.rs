@@ -162,7 +162,6 @@ impl Inner {
 
     async fn open(&self, call: &Call, asked: Duration) -> Result<Arc<Session>> {
         let worker = self.worker()?;
-        let servers = self.config.servers.join(",");
         let bound = self.config.connect_timeout;
         let mut connector = Client::connector().with_session_timeout(asked).with_fail_eagerly();
         let mut acls = Acls::anyone_all();
@@ -170,6 +169,15 @@ impl Inner {
             connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
             acls = Acls::creator_all();
         }
+        #[cfg(feature = "tls")]
+        if self.config.secure {
+            connector = connector.with_tls(self.config.tls.read()?);
+        }
+        // Each address says how it is spoken to.
+        let scheme = if self.config.secure { "tcp+tls://" } else { "tcp://" };
+        let servers: Vec<String> =
+            self.config.servers.iter().map(|server| format!("{scheme}{server}")).collect();
+        let servers = servers.join(",");
         let clock = call.clock_arc();
         let connect = clock.now();
         let mut connecting = worker.spawn(async move { connector.connect(&servers).await });
