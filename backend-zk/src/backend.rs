@@ -511,11 +511,18 @@ impl LockBackend for ZkBackend {
         session.write_beat(bound_of(call)).await?;
         if let Err(error) = wire::probe_container(&session, bound_of(call), &inner.config.root).await {
             findings.push(format!(
-                "nodes of kind container cannot be made ({error}); use ZooKeeper 3.5.3 or later, and leave \
+                "nodes of kind container cannot be made ({error}); use ZooKeeper 3.6 or later, and leave \
                  zookeeper.extendedTypesEnabled and the access list of the root alone"
             ));
         }
-        findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+        if inner.config.secure {
+            findings.push(
+                "versions, modes, ticks and limits of the servers are unknown behind TLS; look by hand"
+                    .into(),
+            );
+        } else {
+            findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+        }
         let mut preflight = Preflight::clean(self.capabilities());
         preflight.findings = findings;
         Ok(preflight)

@@ -20,18 +20,27 @@ pub(crate) struct Session {
     pub(crate) clock: Arc<dyn Clock>,
     /// The node that its heartbeat writes.
     pub(crate) beat: String,
+    /// Who may do what with the nodes that it makes.
+    pub(crate) acls: Acls<'static>,
     touches: Mutex<Touches>,
     used: Mutex<Moment>,
 }
 
 impl Session {
-    pub(crate) fn new(client: Client, clock: Arc<dyn Clock>, connect: Moment, beat: String) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        clock: Arc<dyn Clock>,
+        connect: Moment,
+        beat: String,
+        acls: Acls<'static>,
+    ) -> Self {
         let (id, timeout) = (client.session_id().0, client.session_timeout());
         Self {
             client,
             id,
             timeout,
             beat,
+            acls,
             touches: Mutex::new(Touches::new(connect, timeout)),
             used: Mutex::new(clock.now()),
             clock,
@@ -46,9 +55,15 @@ impl Session {
         matches!(self.client.state(), SessionState::SyncConnected | SessionState::ConnectedReadOnly)
     }
 
-    /// Says whether its next grants are good for about their TTL.
+    /// Says whether its next grants are good for about their TTL, or soon will be: a server that is slow to answer is not
+    /// helped by one session more.
     pub(crate) fn is_fresh(&self) -> bool {
-        self.is_connected() && self.clock.now() < self.from().saturating_add(self.timeout.mul_f64(0.6))
+        let now = self.clock.now();
+        let (from, newest) = (self.from(), self.newest());
+        let good = now < from.saturating_add(self.timeout.mul_f64(0.6));
+        let at_work =
+            now < newest.saturating_add(self.timeout / 4) && now < from.saturating_add(self.timeout);
+        self.is_connected() && (good || at_work)
     }
 
     /// Between two heartbeats. Every write that was answered counts as one.
@@ -141,7 +156,7 @@ impl Session {
         let parent = self.beat.rsplit_once('/').map_or("", |(parent, _)| parent);
         loop {
             let sent = self.clock.now();
-            let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+            let options = CreateMode::Ephemeral.with_acls(self.acls);
             match self.ask(bound, self.client.create(&self.beat, b"", &options)).await? {
                 Ok(_) => self.wrote(sent),
                 Err(Said::NodeExists) => {}
@@ -157,7 +172,7 @@ impl Session {
 
     /// Makes a node and those above it, where they are missing.
     pub(crate) async fn make_all(&self, bound: Duration, path: &str) -> Result<()> {
-        let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        let options = CreateMode::Persistent.with_acls(self.acls);
         self.ask(bound, self.client.mkdir(path, &options)).await?.map_err(crate::error::error)
     }
 
@@ -298,7 +313,6 @@ impl Inner {
     /// Removes own ephemeral nodes that no place stands for: what a lost request made after it was given up.
     async fn sweep(&self, session: &Session) {
         let asked = session.client.list_ephemerals(&beats_parent(&self.config.root));
-        // Servers before 3.6 cannot tell; there the table alone must do.
         let Ok(Ok(paths)) = session.ask(session.timeout / 4, asked).await else { return };
         for path in paths {
             if path != session.beat && !self.places.claims(&path) {
