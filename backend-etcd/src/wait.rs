@@ -62,7 +62,10 @@ impl EtcdBackend {
             };
             let recorded = Compare::create_revision(space.base(), CompareOp::Greater, 0);
             let mut ops = vec![put];
-            ops.extend(Self::gets(space, &queue, key));
+            // Where nobody was there before, the first place is the own: no second look through the queue, in which the
+            // server passes every place since the last compaction.
+            let first = if request.wait_until().is_none() { key } else { &queue };
+            ops.extend(Self::gets(space, first, key));
             let txn = Txn::new().when([free, recorded]).and_then(ops).or_else(Self::gets(space, &queue, key));
             let naming = self.naming(key);
             let answer = self.txn_or_gone(call, txn, Repeat::Never).await;

@@ -28,7 +28,7 @@ mod wire;
 mod worker;
 
 pub use backend::ZkBackend;
-pub use config::ZkConfig;
+pub use config::{TlsFiles, ZkConfig};
 #[cfg(feature = "config")]
 pub use connector::Zk;
 

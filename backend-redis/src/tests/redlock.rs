@@ -329,9 +329,17 @@ async fn an_unanswered_acquire_is_adopted_finished_or_gone_for_good() {
     assert_eq!(finished.fence.get(), fence);
     assert_eq!(backend.release(&call(), &finished).await.unwrap(), Released::Now);
 
-    // Nothing but the first round.
+    // Nothing but the first round, on a majority: it is finished. On a minority: it is gone.
     let third = request("a");
     assert_eq!(backend.first_round(&call(), &third).await, 3);
+    let Resolution::Adopted(begun) = backend.resolve(&call(), &third).await.unwrap() else { panic!("gone") };
+    assert!(begun.fence > finished.fence);
+    assert_eq!(backend.release(&call(), &begun).await.unwrap(), Released::Now);
+    let third = request("a");
+    assert_eq!(backend.first_round(&call(), &third).await, 3);
+    for server in &group.servers[1..] {
+        let _: () = server.raw(&["DEL", "lockcore::{a}:lock"]).await.unwrap();
+    }
     assert!(matches!(backend.resolve(&call(), &third).await.unwrap(), Resolution::Gone));
     assert!(group.is_free("a").await);
     assert_eq!(backend.first_round(&call(), &third).await, 0, "it came after all");
