@@ -93,16 +93,16 @@ impl Suite {
         let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
         let log = Log::begin(self.profile, about, &arguments);
-        let mut missing: Vec<(&'static str, usize)> = Vec::new();
+        let mut missing: Vec<(&'static str, &'static str, usize)> = Vec::new();
         let trials = cases::all()
             .map(|case| {
                 let name = format!("{}::{}::{}", self.profile, case.topic(), case.name());
                 let lacks = case.needs.iter().find(|need| !offers.contains(need));
                 let kind = lacks.map_or("", |need| log.left_out(case, *need));
                 if let Some(why) = lacks.map(|need| need.missing()) {
-                    match missing.iter_mut().find(|(known, _)| *known == why) {
-                        Some((_, count)) => *count += 1,
-                        None => missing.push((why, 1)),
+                    match missing.iter_mut().find(|(word, known, _)| (*word, *known) == (kind, why)) {
+                        Some((.., count)) => *count += 1,
+                        None => missing.push((kind, why, 1)),
                     }
                 }
                 let start = match &self.own_servers {
@@ -121,8 +121,8 @@ impl Suite {
             })
             .collect();
         if !arguments.list {
-            for (why, count) in &missing {
-                say(&format!("{}: {count} cases are not run, because {why}", self.profile));
+            for (word, why, count) in &missing {
+                say(&format!("{}: {count} cases are {word}, because {why}", self.profile));
             }
         }
         log.end(&libtest_mimic::run(&arguments, trials), seed())
