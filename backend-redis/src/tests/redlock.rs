@@ -165,7 +165,8 @@ async fn a_server_that_is_silent_delays_nothing_and_is_cleared_when_it_goes_on()
 #[tokio::test]
 async fn a_majority_that_cannot_be_reached_is_unavailable_and_nothing_is_left_on_the_rest() {
     let Some((mut group, backend)) = three().await else { return };
-    let held = backend.acquire(&call(), &request("b")).await.unwrap();
+    let held = group.everywhere(&backend, &request("b")).await;
+    group.settled(&held).await;
     group.servers[0].kill();
     group.servers[1].kill();
     // A connection that is found dead may have been sent on.
