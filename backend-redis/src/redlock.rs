@@ -343,13 +343,9 @@ impl RedlockBackend {
 
     /// The first round.
     async fn take_all(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Votes<Taken> {
-        let (quorum, veto) = (self.quorum(), self.veto());
-        let enough = |votes: &Votes<Taken>| {
-            let count =
-                |is: fn(&Taken) -> bool| votes.iter().filter(|(_, vote)| vote.as_ref().is_ok_and(is)).count();
-            count(|taken| matches!(taken, Taken::Ours { .. })) >= quorum
-                || count(|taken| matches!(taken, Taken::Held { .. })) >= veto
-        };
+        // Also where nobody has a majority: a server that is silent is not worth more than another try.
+        let quorum = self.quorum();
+        let enough = |votes: &Votes<Taken>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
         // Who connects only when the round is over does not take part: nobody would know of it.
         let round = Round::default();
         let over = round.0.clone();

@@ -144,6 +144,7 @@ async fn a_server_that_is_silent_delays_nothing_and_is_cleared_when_it_goes_on()
     let Some((group, backend)) = three().await else { return };
     let warm = backend.acquire(&call(), &request("a")).await.unwrap();
     backend.release(&call(), &warm).await.unwrap();
+    group.becomes_free("a").await;
     group.stop(&[2]);
     let begun = Instant::now();
     let request = request("a");
