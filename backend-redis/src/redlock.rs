@@ -254,14 +254,21 @@ impl RedlockBackend {
         self.members.iter().cloned()
     }
 
-    /// Connects to a majority.
+    /// Connects to a majority, and to all that come up in time: two addresses of one server show only when both answer.
     async fn meet(&self, call: &Call) -> Result<()> {
         let quorum = self.quorum();
         let enough = |votes: &Votes<()>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        let votes = ask(call, call.exchange_timeout(), GRACE, self.all(), enough, |member| {
-            let call = call.clone();
-            async move { member.link(&call).await.map(drop) }
-        });
+        let votes = ask(
+            call,
+            call.exchange_timeout(),
+            GRACE,
+            self.all(),
+            |_: &Votes<()>| false,
+            |member| {
+                let call = call.clone();
+                async move { member.link(&call).await.map(drop) }
+            },
+        );
         let votes = votes.await;
         self.are_different()?;
         if enough(&votes) {
@@ -300,11 +307,26 @@ impl RedlockBackend {
         too_few(kind, wanted, self.members.len(), unknown.or(errors.first()).copied())
     }
 
-    /// Runs one step on all servers, and waits until a majority `says` yes, or so many say no that none can.
+    /// Runs one step on all servers, and waits until a majority `says` yes, or so many say no that none can; for all where
+    /// many say neither.
     async fn on_all<T, F>(
         &self,
         call: &Call,
-        says: impl Fn(&T) -> bool,
+        says: impl Fn(&T) -> Option<bool>,
+        step: impl Fn(Arc<Member>, Call) -> F,
+    ) -> Votes<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.on_all_within(call, call.exchange_timeout(), says, step).await
+    }
+
+    async fn on_all_within<T, F>(
+        &self,
+        call: &Call,
+        patience: Duration,
+        says: impl Fn(&T) -> Option<bool>,
         step: impl Fn(Arc<Member>, Call) -> F,
     ) -> Votes<T>
     where
@@ -312,23 +334,18 @@ impl RedlockBackend {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let enough = |votes: &Votes<T>| {
-            let answers = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok());
-            let (yes, no): (Vec<&T>, Vec<&T>) = answers.partition(|answer| says(answer));
+            let answers = votes.iter().filter_map(|(_, vote)| says(vote.as_ref().ok()?));
+            let (yes, no): (Vec<bool>, Vec<bool>) = answers.partition(|yes| *yes);
             yes.len() >= self.quorum() || no.len() >= self.veto()
         };
-        let patience = call.exchange_timeout();
         ask(call, patience, GRACE, self.all(), enough, |member| step(member, call.clone())).await
     }
 
     /// The first round.
     async fn take_all(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Votes<Taken> {
-        let (quorum, veto) = (self.quorum(), self.veto());
-        let enough = |votes: &Votes<Taken>| {
-            let count =
-                |is: fn(&Taken) -> bool| votes.iter().filter(|(_, vote)| vote.as_ref().is_ok_and(is)).count();
-            count(|taken| matches!(taken, Taken::Ours { .. })) >= quorum
-                || count(|taken| matches!(taken, Taken::Held { .. })) >= veto
-        };
+        // Also where nobody has a majority: a server that is silent is not worth more than another try.
+        let quorum = self.quorum();
+        let enough = |votes: &Votes<Taken>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
         // Who connects only when the round is over does not take part: nobody would know of it.
         let round = Round::default();
         let over = round.0.clone();
@@ -672,7 +689,7 @@ impl RedlockBackend {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
         let votes = self.on_all(
             call,
-            |_| true,
+            |_| Some(true),
             |member, call| {
                 let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
                 async move {
@@ -689,15 +706,17 @@ impl RedlockBackend {
 
     async fn settle(&self, call: &Call, request: &AcquireRequest) -> Result<Option<Lease>> {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        // A fence that reached only some is to be seen, if it can be: it may yet reach the others.
+        let says = |(_, found): &(u64, Found)| match found {
+            Some((Some(_), _)) => Some(true),
+            Some((None, _)) => None,
+            None => Some(false),
+        };
         let sent = call.now();
-        let votes = self.on_all(
-            call,
-            |(_, found): &(u64, Found)| found.is_some(),
-            |member, call| {
-                let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
-                async move { cancel_on(&member, &call, &owner, ttl, &keys, true).await }
-            },
-        );
+        let votes = self.on_all_within(call, half(call), says, |member, call| {
+            let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
+            async move { cancel_on(&member, &call, &owner, ttl, &keys, true).await }
+        });
         let votes = votes.await;
         let clock = votes.iter().filter_map(|(_, vote)| i64::try_from(vote.as_ref().ok()?.0).ok()).max();
         let ours: Vec<(usize, Option<Fence>, Duration)> = votes
@@ -924,7 +943,7 @@ impl LockBackend for RedlockBackend {
             let sent = call.now();
             let votes = self.on_all(
                 call,
-                |standing: &Standing<_>| matches!(standing, Standing::Ours(_)),
+                |standing: &Standing<_>| Some(matches!(standing, Standing::Ours(_))),
                 |member, call| {
                     let keys = Keys::new(call.namespace(), &lease.name);
                     let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
@@ -948,7 +967,7 @@ impl LockBackend for RedlockBackend {
             let keys = Arc::new(Keys::new(call.namespace(), &lease.name));
             let votes = self.on_all(
                 call,
-                |ended: &bool| *ended,
+                |ended: &bool| Some(*ended),
                 |member, call| {
                     let (owner, keys) = (lease.owner, keys.clone());
                     async move { give_back(&member, &call, &owner, &keys, true).await }
@@ -1058,7 +1077,7 @@ impl LockBackend for RedlockBackend {
         let looked = async {
             let votes = self.on_all(
                 call,
-                |_| true,
+                |_| Some(true),
                 |member, call| async move {
                     let link = member.link(&call).await?;
                     wire::highest_fence(&link, &call, &Keys::fences(call.namespace())).await
@@ -1119,7 +1138,7 @@ impl LockBackend for RedlockBackend {
             let fence = held_by.fence;
             let votes = self.on_all(
                 call,
-                |_| true,
+                |_| Some(true),
                 |member, call| {
                     let keys = keys.clone();
                     async move {
@@ -1151,7 +1170,7 @@ impl LockBackend for RedlockBackend {
         let listed = async {
             let votes = self.on_all(
                 call,
-                |_| true,
+                |_| Some(true),
                 |member, call| {
                     let (prefix, after) = (prefix.cloned(), after.cloned());
                     async move {
@@ -1200,21 +1219,22 @@ impl RedlockBackend {
             Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request(false)
         };
         let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
+        // Of a server that has lost one, nothing is said about the others.
+        let all_ours = |standings: &Vec<Result<Standing<Duration>>>| {
+            let ours = |standing: &Result<_>| matches!(standing, Ok(Standing::Ours(_)));
+            standings.iter().all(ours).then_some(true)
+        };
         let sent = call.now();
-        let votes = self.on_all(
-            call,
-            |_| true,
-            |member, call| {
-                let requests = requests.clone();
-                async move {
-                    let link = member.link(&call).await?;
-                    let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;
-                    let (replies, _) = replies.map_err(|refusal| error::error(Phase::Sent, refusal))?;
-                    let one = |reply| Renewal::read(&one_of_many(reply)?);
-                    Ok(replies.into_iter().map(one).collect::<Vec<_>>())
-                }
-            },
-        );
+        let votes = self.on_all(call, all_ours, |member, call| {
+            let requests = requests.clone();
+            async move {
+                let link = member.link(&call).await?;
+                let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;
+                let (replies, _) = replies.map_err(|refusal| error::error(Phase::Sent, refusal))?;
+                let one = |reply| Renewal::read(&one_of_many(reply)?);
+                Ok(replies.into_iter().map(one).collect::<Vec<_>>())
+            }
+        });
         let mut votes: Vec<(usize, Result<_>)> =
             votes.await.into_iter().map(|(at, vote)| (at, vote.map(Vec::into_iter))).collect();
         let renewed = leases.iter().map(|lease| {
@@ -1239,7 +1259,7 @@ impl RedlockBackend {
         let keys = Arc::new(Keys::new(call.namespace(), name));
         let votes = self.on_all(
             call,
-            |seen: &Seen| seen.held,
+            |seen: &Seen| Some(seen.held),
             |member, call| {
                 let keys = keys.clone();
                 async move {
@@ -1266,7 +1286,7 @@ impl RedlockBackend {
         let keys = Arc::new(Keys::new(call.namespace(), name));
         self.on_all(
             call,
-            |standing: &Standing<_>| matches!(standing, Standing::Ours(_)),
+            |standing: &Standing<_>| Some(matches!(standing, Standing::Ours(_))),
             |member, call| {
                 let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
                 async move {
@@ -1287,7 +1307,7 @@ impl RedlockBackend {
         let keys = Arc::new(Keys::new(call.namespace(), name));
         let votes = self.on_all(
             call,
-            |_| true,
+            |_| Some(true),
             |member, call| {
                 let (keys, margin) = (keys.clone(), self.config.fence_margin);
                 async move {

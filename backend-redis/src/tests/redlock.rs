@@ -144,6 +144,7 @@ async fn a_server_that_is_silent_delays_nothing_and_is_cleared_when_it_goes_on()
     let Some((group, backend)) = three().await else { return };
     let warm = backend.acquire(&call(), &request("a")).await.unwrap();
     backend.release(&call(), &warm).await.unwrap();
+    group.becomes_free("a").await;
     group.stop(&[2]);
     let begun = Instant::now();
     let request = request("a");
@@ -165,7 +166,8 @@ async fn a_server_that_is_silent_delays_nothing_and_is_cleared_when_it_goes_on()
 #[tokio::test]
 async fn a_majority_that_cannot_be_reached_is_unavailable_and_nothing_is_left_on_the_rest() {
     let Some((mut group, backend)) = three().await else { return };
-    let held = backend.acquire(&call(), &request("b")).await.unwrap();
+    let held = group.everywhere(&backend, &request("b")).await;
+    group.settled(&held).await;
     group.servers[0].kill();
     group.servers[1].kill();
     // A connection that is found dead may have been sent on.
@@ -295,6 +297,7 @@ async fn server_us(server: &Server) -> u64 {
 async fn a_late_second_round_settles_nothing_where_the_lock_is_not_its_own_or_the_fence_is_low() {
     let Some((group, backend)) = three().await else { return };
     let old = request("a");
+    group.becomes_free("a").await;
     let taken = backend.first_round(&call(), &old).await;
     assert_eq!(taken, 3);
     let fence = i64::try_from(server_us(&group.servers[0]).await).unwrap();
@@ -307,6 +310,7 @@ async fn a_late_second_round_settles_nothing_where_the_lock_is_not_its_own_or_th
     assert_eq!(backend.second_round(&call(), &old, new.fence.get() + 9).await, [None, None, None]);
 
     backend.release(&call(), &new).await.unwrap();
+    group.becomes_free("a").await;
     let taken = backend.first_round(&call(), &old).await;
     assert_eq!(taken, 3, "a late copy takes it again");
     let high = Some(new.fence.get());
@@ -325,6 +329,7 @@ async fn a_late_second_round_settles_nothing_where_the_lock_is_not_its_own_or_th
 async fn a_client_that_dies_between_the_rounds_costs_a_gap_and_a_ttl() {
     let Some((group, backend)) = three().await else { return };
     let dead = AcquireRequest::new(name("a"), Duration::from_millis(400));
+    group.becomes_free("a").await;
     assert_eq!(backend.first_round(&call(), &dead).await, 3);
     let refused = backend.acquire(&call(), &request("a")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Held);
@@ -349,6 +354,7 @@ async fn an_unanswered_acquire_is_adopted_finished_or_gone_for_good() {
 
     // The fence reached one server only: it is the one that is finished.
     let second = request("a");
+    group.becomes_free("a").await;
     assert_eq!(backend.first_round(&call(), &second).await, 3);
     let fence = lease.fence.get() + 5_000_000;
     let value = group.servers[1].get("lockcore::{a}:lock").await.unwrap();
@@ -364,16 +370,19 @@ async fn an_unanswered_acquire_is_adopted_finished_or_gone_for_good() {
 
     // Nothing but the first round, on a majority: it is finished. On a minority: it is gone.
     let third = request("a");
+    group.becomes_free("a").await;
     assert_eq!(backend.first_round(&call(), &third).await, 3);
     let Resolution::Adopted(begun) = backend.resolve(&call(), &third).await.unwrap() else { panic!("gone") };
     assert!(begun.fence > finished.fence);
     assert_eq!(backend.release(&call(), &begun).await.unwrap(), Released::Now);
     let third = request("a");
+    group.becomes_free("a").await;
     assert_eq!(backend.first_round(&call(), &third).await, 3);
     for server in &group.servers[1..] {
         let _: () = server.raw(&["DEL", "lockcore::{a}:lock"]).await.unwrap();
     }
     assert!(matches!(backend.resolve(&call(), &third).await.unwrap(), Resolution::Gone));
+    group.becomes_free("a").await;
     group.becomes_free("a").await;
     assert_eq!(backend.first_round(&call(), &third).await, 0, "it came after all");
     let next = backend.acquire(&call(), &request("a")).await.unwrap();
