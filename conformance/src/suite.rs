@@ -15,7 +15,7 @@ use crate::{
     cases,
     history::{History, Outcome, check, timeline},
     report::{About, Log, Seen},
-    sabotage::{NOTICED, Sabotaged},
+    sabotage::{Mistake, NOTICED, Sabotaged},
 };
 
 /// Runs every case against a service: the `main` of a backend's `tests/conformance.rs` (`harness = false`).
@@ -137,7 +137,12 @@ impl Suite {
         for &(mistake, prefix, words) in NOTICED {
             let case = cases::all().find(|case| case.name().starts_with(prefix));
             let case = case.expect("the list names cases that exist");
-            if !case.needs.iter().all(|need| offers.contains(need)) {
+            // What is lost at the backend's door is lost outside of the mistake.
+            let needs = case.needs.iter().chain(match mistake {
+                Mistake::SilenceIsBusy => &[Need::Wire][..],
+                _ => &[],
+            });
+            if !needs.into_iter().all(|need| offers.contains(need)) {
                 continue;
             }
             let (profile, start) = (self.profile, self.start.clone());
