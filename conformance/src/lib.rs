@@ -38,12 +38,14 @@ mod memory;
 mod mutants;
 pub mod report;
 mod sabotage;
+mod simulated;
 mod suite;
 
 pub use bench::{Bench, Servers, Service, Wire, child_main};
 pub use case::{Case, Need, Outcome, Unexpected, Verdict};
 pub use memory::MemoryService;
 pub use mutants::kill_all;
+pub use simulated::{Semantics, SimulatedService};
 pub use suite::{Suite, run};
 
 #[cfg(doctest)]

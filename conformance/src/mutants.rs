@@ -13,10 +13,11 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use lockcore::{LockName, backend::*, memory::MemoryBackend};
 
 use crate::{
-    Case, MemoryService, Need, Service, Wire,
+    Case, MemoryService, Need, Semantics, Service, SimulatedService, Wire,
     bench::Flaw,
     cases,
     report::{self, Kills},
+    simulated::Fault,
     suite::play,
 };
 
@@ -72,6 +73,11 @@ enum Mutant {
     ReleaseTakesNeighbours,
     AbandonForgetsLateCopies,
     DeadlineOnTheWallClock,
+    RestartForgets,
+    RestartForgetsFences,
+    MinorityGrants,
+    LeaderTakesItsLocks,
+    StopForgetsFences,
     OwnerInDebug,
     LookProlongs,
     BreakIgnoresTheExpectation,
@@ -148,6 +154,11 @@ const KILLS: &[(Mutant, &str, &str)] = &[
     (ReleaseTakesNeighbours, "a04_", "went with another"),
     (AbandonForgetsLateCopies, "i07_a_late_copy", "a late copy"),
     (DeadlineOnTheWallClock, "k03_", "are left of"),
+    (RestartForgets, "j01_", "a lock that outlives a restart was granted to another"),
+    (RestartForgetsFences, "j01_", "the fence fell behind"),
+    (MinorityGrants, "j11_without", "granted without a majority"),
+    (LeaderTakesItsLocks, "j10_the_death_of_a_leader", "a lock that outlives its leader was granted"),
+    (StopForgetsFences, "d07_", "after"),
     (OwnerInDebug, "b06_", "an owner shows"),
     (LookProlongs, "p01_", "a look prolonged the lease"),
     (BreakIgnoresTheExpectation, "p03_", "a break hit another holder"),
@@ -203,6 +214,18 @@ fn kill(mutant: Mutant, prefix: &str, says: &str) -> Result<(), Failed> {
     }
 }
 
+/// Returns the simulated store that a mutant lives in, if that has servers.
+fn simulated(mutant: Mutant) -> Option<(Semantics, Fault)> {
+    Some(match mutant {
+        RestartForgets => (Semantics::Quorum, Fault::ForgetsOverARestart),
+        RestartForgetsFences => (Semantics::Forgetful, Fault::ForgetsFences),
+        MinorityGrants => (Semantics::Quorum, Fault::GrantsWithoutMajority),
+        LeaderTakesItsLocks => (Semantics::Quorum, Fault::LosesWithItsLeader),
+        StopForgetsFences => (Semantics::Quorum, Fault::ForgetsOverAStop),
+        _ => return None,
+    })
+}
+
 /// How long a case may take under a mutant; in virtual time they take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -213,7 +236,12 @@ fn play_mutant(mutant: Mutant, case: &'static Case) -> Option<String> {
     std::thread::spawn(move || {
         let start = Arc::new(move || -> std::pin::Pin<Box<dyn Future<Output = Arc<dyn Service>>>> {
             Box::pin(async move {
-                Arc::new(BrokenService { inner: MemoryService::start(), mutant }) as Arc<dyn Service>
+                match simulated(mutant) {
+                    Some((semantics, fault)) => {
+                        Arc::new(SimulatedService::broken(semantics, fault)) as Arc<dyn Service>
+                    }
+                    None => Arc::new(BrokenService { inner: MemoryService::start(), mutant }),
+                }
             })
         });
         let _ = tell.send(play("mutant", case, start, true, 1).failure);

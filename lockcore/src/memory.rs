@@ -93,6 +93,15 @@ impl MemoryBackend {
         }
     }
 
+    /// Forgets every holder and keeps the fences: a store that lost its data and seeds its fences by the time.
+    pub fn forget_holders(&self) {
+        let mut locks = self.service.locks.grab();
+        for slot in locks.values_mut() {
+            slot.holder = None;
+            slot.changed();
+        }
+    }
+
     /// Sets the end of a lease as a server does that does not compare: for a broken sibling in a suite.
     #[doc(hidden)]
     pub fn cut_short(&self, lease: &Lease, now: Moment, ttl: Duration) -> Lease {
