@@ -43,6 +43,10 @@ use steps::{CUT, Found, SETTLE, Seen, Settled, Shown, TAKE, Taken, too_few};
 const BACKEND: &str = "redlock";
 /// What clocks of servers are granted beyond the drift, for the granularity of their timers.
 const TIMERS: Duration = Duration::from_millis(2);
+/// Whoever answers so much later than the others is waited for.
+const GRACE: Duration = Duration::from_millis(5);
+/// The same in the first round: a server that is left out keeps nobody else out, until the lease ends.
+const JOINING: Duration = Duration::from_millis(20);
 /// So often a try starts over when nobody got a majority.
 const SPLITS: u32 = 5;
 /// So often a fence is raised above one that came between the rounds.
@@ -250,14 +254,21 @@ impl RedlockBackend {
         self.members.iter().cloned()
     }
 
-    /// Connects to a majority.
+    /// Connects to a majority, and to all that come up in time: two addresses of one server show only when both answer.
     async fn meet(&self, call: &Call) -> Result<()> {
         let quorum = self.quorum();
         let enough = |votes: &Votes<()>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        let votes = ask(call, call.exchange_timeout(), self.all(), enough, |member| {
-            let call = call.clone();
-            async move { member.link(&call).await.map(drop) }
-        });
+        let votes = ask(
+            call,
+            call.exchange_timeout(),
+            GRACE,
+            self.all(),
+            |_: &Votes<()>| false,
+            |member| {
+                let call = call.clone();
+                async move { member.link(&call).await.map(drop) }
+            },
+        );
         let votes = votes.await;
         self.are_different()?;
         if enough(&votes) {
@@ -296,79 +307,51 @@ impl RedlockBackend {
         too_few(kind, wanted, self.members.len(), unknown.or(errors.first()).copied())
     }
 
-    /// Runs one step on all servers, and waits for a majority.
-    async fn on_all<T, F>(&self, call: &Call, step: impl Fn(Arc<Member>, Call) -> F) -> Votes<T>
+    /// Runs one step on all servers, and waits until a majority `says` yes, or so many say no that none can; for all where
+    /// many say neither.
+    async fn on_all<T, F>(
+        &self,
+        call: &Call,
+        says: impl Fn(&T) -> Option<bool>,
+        step: impl Fn(Arc<Member>, Call) -> F,
+    ) -> Votes<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let quorum = self.quorum();
-        let enough = |votes: &Votes<T>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        ask(call, call.exchange_timeout(), self.all(), enough, |member| step(member, call.clone())).await
+        self.on_all_within(call, call.exchange_timeout(), says, step).await
+    }
+
+    async fn on_all_within<T, F>(
+        &self,
+        call: &Call,
+        patience: Duration,
+        says: impl Fn(&T) -> Option<bool>,
+        step: impl Fn(Arc<Member>, Call) -> F,
+    ) -> Votes<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let enough = |votes: &Votes<T>| {
+            let answers = votes.iter().filter_map(|(_, vote)| says(vote.as_ref().ok()?));
+            let (yes, no): (Vec<bool>, Vec<bool>) = answers.partition(|yes| *yes);
+            yes.len() >= self.quorum() || no.len() >= self.veto()
+        };
+        ask(call, patience, GRACE, self.all(), enough, |member| step(member, call.clone())).await
     }
 
     /// The first round.
     async fn take_all(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Votes<Taken> {
-        let (quorum, veto) = (self.quorum(), self.veto());
-        let enough = |votes: &Votes<Taken>| {
-            let count =
-                |is: fn(&Taken) -> bool| votes.iter().filter(|(_, vote)| vote.as_ref().is_ok_and(is)).count();
-            count(|taken| matches!(taken, Taken::Ours { .. })) >= quorum
-                || count(|taken| matches!(taken, Taken::Held { .. })) >= veto
-        };
+        // Also where nobody has a majority: a server that is silent is not worth more than another try.
+        let quorum = self.quorum();
+        let enough = |votes: &Votes<Taken>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
         // Who connects only when the round is over does not take part: nobody would know of it.
         let round = Round::default();
         let over = round.0.clone();
-        ask(call, half(call), self.all(), enough, |member| {
+        ask(call, half(call), JOINING, self.all(), enough, |member| {
             let (call, request, keys, over) = (call.clone(), request.clone(), keys.clone(), over.clone());
-            async move {
-                let owner = request.owner();
-                let mut corrected = false;
-                loop {
-                    let link = member.link(&call).await?;
-                    let now = call.now();
-                    member.check_ready(now)?;
-                    let operations = &member.known.operations;
-                    // No copy runs after the call, nor after the end of what an earlier copy may have taken here. When
-                    // that is past, none is under way any more.
-                    let mut first = operations.first_unanswered(owner, now);
-                    if now >= first.saturating_add(request.ttl()) {
-                        operations.forget(owner);
-                        first = now;
-                    }
-                    let last = first.saturating_add(request.ttl());
-                    let not_after = link.server_time(last.min(call.deadline()));
-                    let hex = hex(owner);
-                    let gone = keys.gone(&hex);
-                    let args: [&[u8]; 4] = [
-                        hex.as_bytes(),
-                        &decimal(millis(request.ttl())),
-                        &decimal(not_after),
-                        request.label().unwrap_or_default().as_bytes(),
-                    ];
-                    operations.sends(owner, now, request.ttl(), not_after);
-                    // After it was noted: either this sees that the round is over, or who clears up sees the note.
-                    if over.load(Ordering::SeqCst) {
-                        operations.answered(owner);
-                        return Err(Error::new(
-                            ErrorKind::Unavailable,
-                            "the server was not connected to in time",
-                        ));
-                    }
-                    let keys: [&str; 3] = [&keys.lock, &keys.fence, &gone];
-                    let answer = member.run_on(&link, &call, &TAKE, &keys, &args).await;
-                    if !matches!(&answer, Err(error) if !error.kind().had_no_effect()) {
-                        operations.answered(owner);
-                    }
-                    match Taken::read(&answer?.1)? {
-                        // The answer corrected the estimate of its clock. It did nothing.
-                        Taken::Late if !corrected && call.now() < last.min(call.deadline()) => {
-                            corrected = true
-                        }
-                        taken => return Ok(taken),
-                    }
-                }
-            }
+            async move { take_on(&member, &call, &request, &keys, &over).await }
         })
         .await
     }
@@ -401,6 +384,7 @@ impl RedlockBackend {
             let votes = ask(
                 call,
                 half(call),
+                GRACE,
                 members,
                 |votes| yes(votes) >= quorum,
                 |member| {
@@ -445,7 +429,7 @@ impl RedlockBackend {
     async fn clean_up(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>, ours: &[usize]) {
         let members = ours.iter().map(|at| self.members[*at].clone());
         let enough = |_: &Votes<bool>| false;
-        ask(call, half(call), members, enough, |member| {
+        ask(call, half(call), GRACE, members, enough, |member| {
             let (call, owner, keys) = (call.clone(), *owner, keys.clone());
             async move { give_back(&member, &call, &owner, &keys, false).await }
         })
@@ -703,14 +687,18 @@ impl RedlockBackend {
     /// Makes sure that an acquisition is granted on no majority, now and later.
     async fn cancel(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let votes = self.on_all(call, |member, call| {
-            let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
-            async move {
-                let (_, found) = cancel_on(&member, &call, &owner, ttl, &keys, false).await?;
-                member.known.operations.forget(&owner);
-                Ok(found)
-            }
-        });
+        let votes = self.on_all(
+            call,
+            |_| Some(true),
+            |member, call| {
+                let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
+                async move {
+                    let (_, found) = cancel_on(&member, &call, &owner, ttl, &keys, false).await?;
+                    member.known.operations.forget(&owner);
+                    Ok(found)
+                }
+            },
+        );
         let votes = votes.await;
         let gone = votes.iter().filter(|(_, vote)| vote.is_ok()).count();
         if gone >= self.veto() { Ok(()) } else { Err(self.too_few(&votes, self.veto())) }
@@ -718,8 +706,14 @@ impl RedlockBackend {
 
     async fn settle(&self, call: &Call, request: &AcquireRequest) -> Result<Option<Lease>> {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        // A fence that reached only some is to be seen, if it can be: it may yet reach the others.
+        let says = |(_, found): &(u64, Found)| match found {
+            Some((Some(_), _)) => Some(true),
+            Some((None, _)) => None,
+            None => Some(false),
+        };
         let sent = call.now();
-        let votes = self.on_all(call, |member, call| {
+        let votes = self.on_all_within(call, half(call), says, |member, call| {
             let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
             async move { cancel_on(&member, &call, &owner, ttl, &keys, true).await }
         });
@@ -770,9 +764,13 @@ impl Drop for Round {
 impl RedlockBackend {
     /// Says on how many servers the first round takes the lock.
     pub(crate) async fn first_round(&self, call: &Call, request: &AcquireRequest) -> usize {
-        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let votes = self.take_all(call, request, &keys).await;
-        votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Ours { .. }))).count()
+        let keys = Keys::new(call.namespace(), request.name());
+        let mut ours = 0;
+        for member in &self.members {
+            let taken = take_on(member, call, request, &keys, &AtomicBool::new(false)).await.unwrap();
+            ours += usize::from(matches!(taken, Taken::Ours { .. }));
+        }
+        ours
     }
 
     /// Returns what the second round finds on each server that does not settle: a fence that is not below, or not the
@@ -838,6 +836,57 @@ async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, mar
     Ok(answer.int(0)? == 1)
 }
 
+/// The first round on one server; `over`: too late for it.
+async fn take_on(
+    member: &Member,
+    call: &Call,
+    request: &AcquireRequest,
+    keys: &Keys,
+    over: &AtomicBool,
+) -> Result<Taken> {
+    let owner = request.owner();
+    let mut corrected = false;
+    loop {
+        let link = member.link(call).await?;
+        let now = call.now();
+        member.check_ready(now)?;
+        let operations = &member.known.operations;
+        // No copy runs after the call, nor after the end of what an earlier copy may have taken here. When
+        // that is past, none is under way any more.
+        let mut first = operations.first_unanswered(owner, now);
+        if now >= first.saturating_add(request.ttl()) {
+            operations.forget(owner);
+            first = now;
+        }
+        let last = first.saturating_add(request.ttl());
+        let not_after = link.server_time(last.min(call.deadline()));
+        let hex = hex(owner);
+        let gone = keys.gone(&hex);
+        let args: [&[u8]; 4] = [
+            hex.as_bytes(),
+            &decimal(millis(request.ttl())),
+            &decimal(not_after),
+            request.label().unwrap_or_default().as_bytes(),
+        ];
+        operations.sends(owner, now, request.ttl(), not_after);
+        // After it was noted: either this sees that the round is over, or who clears up sees the note.
+        if over.load(Ordering::SeqCst) {
+            operations.answered(owner);
+            return Err(Error::new(ErrorKind::Unavailable, "the server was not connected to in time"));
+        }
+        let keys: [&str; 3] = [&keys.lock, &keys.fence, &gone];
+        let answer = member.run_on(&link, call, &TAKE, &keys, &args).await;
+        if !matches!(&answer, Err(error) if !error.kind().had_no_effect()) {
+            operations.answered(owner);
+        }
+        match Taken::read(&answer?.1)? {
+            // The answer corrected the estimate of its clock. It did nothing.
+            Taken::Late if !corrected && call.now() < last.min(call.deadline()) => corrected = true,
+            taken => return Ok(taken),
+        }
+    }
+}
+
 /// Ends an acquisition on one server, or tells what it has there; and that server's time.
 async fn cancel_on(
     member: &Member,
@@ -892,17 +941,21 @@ impl LockBackend for RedlockBackend {
         let renewed = async {
             self.check_ttl(ttl)?;
             let sent = call.now();
-            let votes = self.on_all(call, |member, call| {
-                let keys = Keys::new(call.namespace(), &lease.name);
-                let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
-                async move {
-                    let (keys, args) = renewal.into_request(false);
-                    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-                    let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-                    let (_, answer) = member.run(&call, &wire::RENEW, &keys, &args).await?;
-                    Renewal::read(&answer)
-                }
-            });
+            let votes = self.on_all(
+                call,
+                |standing: &Standing<_>| Some(matches!(standing, Standing::Ours(_))),
+                |member, call| {
+                    let keys = Keys::new(call.namespace(), &lease.name);
+                    let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
+                    async move {
+                        let (keys, args) = renewal.into_request(false);
+                        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                        let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+                        let (_, answer) = member.run(&call, &wire::RENEW, &keys, &args).await?;
+                        Renewal::read(&answer)
+                    }
+                },
+            );
             self.judge(call, lease, votes.await)?;
             Ok(call.renewed(lease, sent, ttl.saturating_sub(TIMERS)))
         };
@@ -912,10 +965,14 @@ impl LockBackend for RedlockBackend {
     async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
         let released = async {
             let keys = Arc::new(Keys::new(call.namespace(), &lease.name));
-            let votes = self.on_all(call, |member, call| {
-                let (owner, keys) = (lease.owner, keys.clone());
-                async move { give_back(&member, &call, &owner, &keys, true).await }
-            });
+            let votes = self.on_all(
+                call,
+                |ended: &bool| Some(*ended),
+                |member, call| {
+                    let (owner, keys) = (lease.owner, keys.clone());
+                    async move { give_back(&member, &call, &owner, &keys, true).await }
+                },
+            );
             let votes = votes.await;
             let answered = votes.iter().filter(|(_, vote)| vote.is_ok()).count();
             if answered < self.veto() {
@@ -1018,10 +1075,14 @@ impl LockBackend for RedlockBackend {
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
         let looked = async {
-            let votes = self.on_all(call, |member, call| async move {
-                let link = member.link(&call).await?;
-                wire::highest_fence(&link, &call, &Keys::fences(call.namespace())).await
-            });
+            let votes = self.on_all(
+                call,
+                |_| Some(true),
+                |member, call| async move {
+                    let link = member.link(&call).await?;
+                    wire::highest_fence(&link, &call, &Keys::fences(call.namespace())).await
+                },
+            );
             let votes = votes.await;
             let highest: Vec<i64> =
                 votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
@@ -1075,15 +1136,19 @@ impl LockBackend for RedlockBackend {
             }
             let keys = Arc::new(Keys::new(call.namespace(), name));
             let fence = held_by.fence;
-            let votes = self.on_all(call, |member, call| {
-                let keys = keys.clone();
-                async move {
-                    let own = wire::own(&owner, fence);
-                    let gone = keys.gone(&hex(&owner));
-                    let names: [&str; 3] = [&keys.lock, &gone, &keys.none()];
-                    member.run(&call, &CUT, &names, &[own.as_bytes()]).await.map(drop)
-                }
-            });
+            let votes = self.on_all(
+                call,
+                |_| Some(true),
+                |member, call| {
+                    let keys = keys.clone();
+                    async move {
+                        let own = wire::own(&owner, fence);
+                        let gone = keys.gone(&hex(&owner));
+                        let names: [&str; 3] = [&keys.lock, &gone, &keys.none()];
+                        member.run(&call, &CUT, &names, &[own.as_bytes()]).await.map(drop)
+                    }
+                },
+            );
             let votes = votes.await;
             if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
                 return Err(Error::new(
@@ -1103,15 +1168,19 @@ impl LockBackend for RedlockBackend {
         after: Option<&LockName>,
     ) -> Result<Vec<LockName>> {
         let listed = async {
-            let votes = self.on_all(call, |member, call| {
-                let (prefix, after) = (prefix.cloned(), after.cloned());
-                async move {
-                    let link = member.link(&call).await?;
-                    let mut page = BTreeSet::new();
-                    wire::names(&link, &call, prefix.as_ref(), after.as_ref(), &mut page).await?;
-                    Ok(page)
-                }
-            });
+            let votes = self.on_all(
+                call,
+                |_| Some(true),
+                |member, call| {
+                    let (prefix, after) = (prefix.cloned(), after.cloned());
+                    async move {
+                        let link = member.link(&call).await?;
+                        let mut page = BTreeSet::new();
+                        wire::names(&link, &call, prefix.as_ref(), after.as_ref(), &mut page).await?;
+                        Ok(page)
+                    }
+                },
+            );
             let votes = votes.await;
             if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
                 return Err(self.too_few(&votes, self.veto()));
@@ -1150,8 +1219,13 @@ impl RedlockBackend {
             Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request(false)
         };
         let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
+        // Of a server that has lost one, nothing is said about the others.
+        let all_ours = |standings: &Vec<Result<Standing<Duration>>>| {
+            let ours = |standing: &Result<_>| matches!(standing, Ok(Standing::Ours(_)));
+            standings.iter().all(ours).then_some(true)
+        };
         let sent = call.now();
-        let votes = self.on_all(call, |member, call| {
+        let votes = self.on_all(call, all_ours, |member, call| {
             let requests = requests.clone();
             async move {
                 let link = member.link(&call).await?;
@@ -1183,13 +1257,17 @@ impl RedlockBackend {
     /// Asks all servers what they show; a majority must answer.
     async fn look(&self, call: &Call, name: &LockName) -> Result<Vec<(usize, Seen)>> {
         let keys = Arc::new(Keys::new(call.namespace(), name));
-        let votes = self.on_all(call, |member, call| {
-            let keys = keys.clone();
-            async move {
-                let (_, answer) = member.run(&call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
-                Seen::read(&answer)
-            }
-        });
+        let votes = self.on_all(
+            call,
+            |seen: &Seen| Some(seen.held),
+            |member, call| {
+                let keys = keys.clone();
+                async move {
+                    let (_, answer) = member.run(&call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
+                    Seen::read(&answer)
+                }
+            },
+        );
         let votes = votes.await;
         if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.quorum() {
             return Err(self.too_few(&votes, self.quorum()));
@@ -1206,38 +1284,46 @@ impl RedlockBackend {
         floor: Fence,
     ) -> Votes<Standing<()>> {
         let keys = Arc::new(Keys::new(call.namespace(), name));
-        self.on_all(call, |member, call| {
-            let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
-            async move {
-                let (own, gone) = (wire::own(&owner, fence), keys.gone(&hex(&owner)));
-                let numbers =
-                    [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-                let names: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
-                let (_, answer) = member.run(&call, &RAISE, &names, &args).await?;
-                Standing::read(&answer, || Ok(()))
-            }
-        })
+        self.on_all(
+            call,
+            |standing: &Standing<_>| Some(matches!(standing, Standing::Ours(_))),
+            |member, call| {
+                let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
+                async move {
+                    let (own, gone) = (wire::own(&owner, fence), keys.gone(&hex(&owner)));
+                    let numbers =
+                        [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
+                    let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+                    let names: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
+                    let (_, answer) = member.run(&call, &RAISE, &names, &args).await?;
+                    Standing::read(&answer, || Ok(()))
+                }
+            },
+        )
         .await
     }
 
     async fn raise_for_all(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
         let keys = Arc::new(Keys::new(call.namespace(), name));
-        let votes = self.on_all(call, |member, call| {
-            let (keys, margin) = (keys.clone(), self.config.fence_margin);
-            async move {
-                let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-                let (_, answer) =
-                    member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
-                match &*answer.word {
-                    b"ok" => answer.fence(0),
-                    b"alien" => Err(wire::alien()),
-                    b"full" => Err(wire::full()),
-                    _ => Err(wire::unreadable()),
+        let votes = self.on_all(
+            call,
+            |_| Some(true),
+            |member, call| {
+                let (keys, margin) = (keys.clone(), self.config.fence_margin);
+                async move {
+                    let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
+                    let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
+                    let (_, answer) =
+                        member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
+                    match &*answer.word {
+                        b"ok" => answer.fence(0),
+                        b"alien" => Err(wire::alien()),
+                        b"full" => Err(wire::full()),
+                        _ => Err(wire::unreadable()),
+                    }
                 }
-            }
-        });
+            },
+        );
         let votes = votes.await;
         let raised: Vec<Fence> = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
         if raised.len() < self.quorum() {

@@ -148,6 +148,7 @@ impl Road {
             sent_on: None,
             lent: None,
             turns: 0,
+            wrong: None,
             is_cluster: matches!(self, Self::Many(_)),
         }
     }
@@ -203,6 +204,8 @@ pub(crate) struct Trip<'a> {
     sent_on: Option<Arc<Node>>,
     lent: Option<(Arc<Node>, Lent)>,
     turns: u32,
+    /// Why it was asked anew, first.
+    wrong: Option<Error>,
     /// Keys that need not be there are better left out: a slot that moves is only asked for keys that are.
     pub(crate) is_cluster: bool,
 }
@@ -355,11 +358,13 @@ impl Trip<'_> {
     }
 
     /// Waits a little, or gives up with what is wrong where the call has no time for it.
-    async fn pause(&self, call: &Call, wrong: Error) -> Result<()> {
+    async fn pause(&mut self, call: &Call, wrong: Error) -> Result<()> {
         // An answer needs time, too.
         if call.remaining() <= PAUSE * 2 {
-            return Err(wrong);
+            // What was wrong first says more than that the time is over.
+            return Err(self.wrong.take().unwrap_or(wrong));
         }
+        self.wrong.get_or_insert(wrong);
         call.clock().sleep_until(call.now().saturating_add(PAUSE)).await;
         Ok(())
     }

@@ -26,7 +26,7 @@ const LIST_PAGE: usize = 1000;
 /// that created the holder's node.
 #[derive(Debug)]
 pub struct ZkBackend {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 impl ZkBackend {

@@ -32,6 +32,11 @@ pub use config::{TlsFiles, ZkConfig};
 #[cfg(feature = "config")]
 pub use connector::Zk;
 
+#[cfg(test)]
+extern crate self as lockcore_zk;
+#[cfg(test)]
+mod tests;
+
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -121,10 +121,11 @@ impl Inner {
                 return Ok(session.clone());
             }
             if !session.is_connected() && self.places.of_session(session).0 > 0 {
-                // It may come back, and others live by it.
-                session.ready(bound_of(call)).await?;
-                if session.is_fresh() {
-                    return Ok(session.clone());
+                // It may come back, and others live by it. If it turns out to be over, a new one takes its place.
+                match session.ready(bound_of(call)).await {
+                    Ok(_) if session.is_fresh() => return Ok(session.clone()),
+                    Err(error) if !session.is_over() => return Err(error),
+                    _ => {}
                 }
             }
         }

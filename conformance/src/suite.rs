@@ -15,6 +15,7 @@ use crate::{
     cases,
     history::{History, Outcome, check, timeline},
     report::{About, Log, Seen},
+    sabotage::{Mistake, NOTICED, Sabotaged},
 };
 
 /// Runs every case against a service: the `main` of a backend's `tests/conformance.rs` (`harness = false`).
@@ -119,6 +120,7 @@ impl Suite {
                 .with_kind(kind)
                 .with_ignored_flag(lacks.is_some())
             })
+            .chain(self.sabotage(&offers))
             .collect();
         if !arguments.list {
             for (word, why, count) in &missing {
@@ -126,6 +128,42 @@ impl Suite {
             }
         }
         log.end(&libtest_mimic::run(&arguments, trials), seed())
+    }
+
+    /// Lists the mistakes that the cases must notice on this very store.
+    fn sabotage(&self, offers: &[Need]) -> Vec<Trial> {
+        let virtual_time = offers.contains(&Need::VirtualTime);
+        let mut trials = Vec::new();
+        for &(mistake, prefix, words) in NOTICED {
+            let case = cases::all().find(|case| case.name().starts_with(prefix));
+            let case = case.expect("the list names cases that exist");
+            // What is lost at the backend's door is lost outside of the mistake.
+            let needs = case.needs.iter().chain(match mistake {
+                Mistake::SilenceIsBusy => &[Need::Wire][..],
+                _ => &[],
+            });
+            if !needs.into_iter().all(|need| offers.contains(need)) {
+                continue;
+            }
+            let (profile, start) = (self.profile, self.start.clone());
+            let start: Start = Arc::new(move || {
+                let started = start();
+                Box::pin(
+                    async move { Arc::new(Sabotaged { inner: started.await, mistake }) as Arc<dyn Service> },
+                )
+            });
+            let name = format!("{profile}::sabotage::{mistake:?}_is_noticed_by_{}", case.id().to_lowercase());
+            trials.push(Trial::test(name, move || {
+                match play("sabotage", case, start, virtual_time, seed()).failure {
+                    None => Err(format!("{mistake:?} survives {}", case.name()).into()),
+                    Some(failure) if failure.contains(words) => Ok(()),
+                    Some(failure) => {
+                        Err(format!("{mistake:?} was noticed, but not by {words:?}:\n{failure}").into())
+                    }
+                }
+            }));
+        }
+        trials
     }
 
     fn offers(&self) -> (Vec<Need>, Option<About>) {

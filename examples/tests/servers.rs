@@ -183,6 +183,7 @@ fn order_demo_refuses_the_late_holder_when_its_locks_are_on_etcd() {
 #[cfg(feature = "etcd")]
 fn http_get(port: u16, path: &str) -> Option<String> {
     let mut line = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    line.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
     line.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
     let mut answer = String::new();
     line.read_to_string(&mut answer).ok()?;
@@ -202,6 +203,8 @@ fn order_demo_refuses_the_late_holder_when_its_locks_are_on_zookeeper() {
     );
     let says = |port: u16| {
         let mut line = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        // A server that is starting may take the connection and forget it.
+        line.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
         line.write_all(b"srvr").ok()?;
         let mut answer = String::new();
         line.read_to_string(&mut answer).ok()?;

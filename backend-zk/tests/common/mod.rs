@@ -21,7 +21,10 @@ use tokio::{
 use zookeeper_client::{Client, Stat};
 
 /// Where Debian's package puts the server; another class path may be named in `LOCK_ZOOKEEPER_CLASSPATH`.
-const CLASSES: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar";
+///
+/// Its manifest leaves out a part of netty, which only servers that speak TLS need.
+const CLASSES: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:\
+                       /usr/share/java/netty-handler.jar";
 /// Nothing here takes as long, on any machine.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 
@@ -165,7 +168,7 @@ fn assert_installed() {
     );
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
