@@ -216,13 +216,9 @@ fn sentence(row: &Row, lane: &Lane, cases: &[&CaseRun], worst: &Verdict) -> Stri
         Verdict::NotRun | Verdict::NotApplicable => String::new(),
     };
     let mut reasons: Vec<String> = Vec::new();
-    for verdict in [Verdict::NotRun, Verdict::NotApplicable] {
+    for (verdict, word) in [(Verdict::NotRun, "Not run"), (Verdict::NotApplicable, "Does not apply")] {
         for run in cases.iter().filter(|run| run.verdict == verdict) {
-            let reason = format!(
-                "{}: {}.",
-                capital(verdict.word()),
-                run.reason.as_deref().unwrap_or("no reason given")
-            );
+            let reason = format!("{word}: {}.", run.reason.as_deref().unwrap_or("no reason given"));
             // What does not apply is worth a word only where nothing else is there to be said.
             if !reasons.contains(&reason) && (verdict == Verdict::NotRun || !worst.ran()) {
                 reasons.push(reason);
@@ -336,11 +332,6 @@ fn headline(lane: &Lane) -> String {
         said += &format!(" {not_run} of {} cases were not run.", lane.cases.len());
     }
     said
-}
-
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn small(text: &str) -> String {

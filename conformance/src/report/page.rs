@@ -228,7 +228,10 @@ fn dialog(page: &mut String, backend: &Backend, row: &Row, cell: &Cell, timeline
         row.asks
     );
     let _ = writeln!(page, "<p>{} {}</p>\n<ul class=\"runs\">", whole(cell), escape(&cell.sentence));
-    for run in backend.cases(cell) {
+    let mut runs: Vec<&CaseRun> = backend.cases(cell).collect();
+    // What somebody came for stands first.
+    runs.sort_by_key(|run| std::cmp::Reverse(run.verdict.rank()));
+    for run in runs {
         let drawn = timelines.iter().find(|t| t.column == backend.lane.column && t.case == run.name);
         // A case may feed two rows; the picture is the same, its ids must not be.
         case(page, backend, run, drawn, run.rows.first().is_none_or(|first| first == row.id));
@@ -240,7 +243,11 @@ fn case(page: &mut String, backend: &Backend, run: &CaseRun, drawn: Option<&Time
     let _ = writeln!(page, "<li><h3>{} <code>{}</code></h3>", chip(&run.verdict), escape(&run.name));
     let _ = writeln!(page, "<p>{}</p>", escape(&run.promise));
     if let Some(reason) = &run.reason {
-        let _ = writeln!(page, "<p class=\"why\">{}</p>", escape(reason));
+        // A failure ends with a timeline, which needs letters of one width.
+        let _ = match run.verdict {
+            Verdict::Fails => writeln!(page, "<pre class=\"why\" tabindex=\"0\">{}</pre>", escape(reason)),
+            _ => writeln!(page, "<p class=\"why\">{}</p>", escape(reason)),
+        };
     }
     for said in &run.evidence.breaks {
         let _ = writeln!(page, "<p class=\"why\">As expected: {}.</p>", escape(said));
