@@ -50,7 +50,7 @@ pub use memory::Memory;
 pub use registry::{Connector, Registry};
 pub use risk::{Demands, Requirements, RiskConfig, Start, Survival, WhenUnavailable};
 
-pub use crate::url::StoreUrl;
+pub use crate::{migrate::Phase, url::StoreUrl};
 
 /// The whole table. Any serde format; unknown keys are errors; durations are text with a unit.
 ///
@@ -109,19 +109,6 @@ pub struct BridgeConfig {
     pub to: String,
     /// How far the move has come.
     pub phase: Phase,
-}
-
-/// How far a move between two stores has come. Neighbouring phases exclude each other's holders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Phase {
-    /// Locks are taken on the old store, and the move is announced.
-    From,
-    /// Locks are taken on both.
-    Both,
-    /// Locks are taken on the new store alone.
-    To,
 }
 
 /// Numbers for single locks. What is missing comes from the level.

@@ -209,6 +209,10 @@ impl LockBackend for Lazy {
         self.ready(call).await?.backend.leave(call, member).await
     }
 
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        self.ready(call).await?.backend.members(call).await
+    }
+
     async fn second_connection(&self, call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
         self.ready(call).await?.backend.second_connection(call).await
     }
