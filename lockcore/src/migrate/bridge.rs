@@ -126,6 +126,44 @@ impl Bridge {
         deadline.min(member.deadline())
     }
 
+    /// No lease outlives its membership, so nobody may count on a longer one.
+    fn check_ttl(&self, ttl: Duration) -> Result<()> {
+        let membership = self.shared.membership_ttl();
+        if ttl <= membership {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Invalid,
+            format!("a TTL of {ttl:?} is longer than a membership of the phase, which lasts {membership:?}"),
+        ))
+    }
+
+    /// Does something that may take long, and stays in the phase meanwhile.
+    async fn staying<T>(
+        &self,
+        call: &Call,
+        member: &Membership,
+        need: Duration,
+        work: impl Future<Output = T>,
+    ) -> T {
+        let mut work = pin!(work);
+        loop {
+            let now = call.now();
+            let left = now.until(member.deadline()).max(self.shared.membership_ttl() / 12);
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = call.clock().sleep_until(now.saturating_add(left / 2)) => {}
+            }
+            // What comes of it is seen when the work is done.
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                _ = self.shared.member(call, need.max(left / 2)) => {}
+            }
+        }
+    }
+
     /// Asks one store alone: phases `from` and `to`.
     async fn acquire_on(
         &self,
@@ -436,6 +474,7 @@ impl Bridge {
     /// Returns the membership that carries a lease on.
     async fn carrier(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Arc<Membership>> {
         let usable = ttl.saturating_sub(call.lock_delay());
+        self.check_ttl(usable)?;
         match self.shared.member(call, usable).await {
             Ok(member) if self.carries(call, lease, &member) => Ok(member),
             Ok(_) => Err(Error::lost(LostReason::SessionEnded)),
@@ -467,6 +506,7 @@ impl LockBackend for Bridge {
 
     async fn acquire(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
         let usable = request.ttl().saturating_sub(call.lock_delay());
+        self.check_ttl(usable)?;
         let member = self.shared.member(call, usable).await?;
         let until = request.wait_until().unwrap_or(call.deadline()).max(call.deadline());
         let asked =
@@ -482,11 +522,14 @@ impl LockBackend for Bridge {
             Some(_) => {}
             None => grants.put(*request.owner(), asked, call.now()),
         }
-        let granted = match self.shared.phase {
-            Phase::From => self.acquire_on(call, request, &member, Side::From).await,
-            Phase::Both => self.acquire_on_both(call, request, &member).await,
-            Phase::To => self.acquire_on(call, request, &member, Side::To).await,
+        let asking = async {
+            match self.shared.phase {
+                Phase::From => self.acquire_on(call, request, &member, Side::From).await,
+                Phase::Both => self.acquire_on_both(call, request, &member).await,
+                Phase::To => self.acquire_on(call, request, &member, Side::To).await,
+            }
         };
+        let granted = self.staying(call, &member, usable, asking).await;
         match granted {
             Ok(grant) => self.hand_out(call, request, &member, grant).await,
             Err(error) => {

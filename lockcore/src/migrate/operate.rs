@@ -256,7 +256,8 @@ impl Migration {
         // Taken when nobody is left who could be granted more by the rules of a closed phase.
         let (mut floor_from, mut floor_to) = (closing.floor, other.floor);
         if goal >= Stage::Both {
-            floor_to = floor_to.max(self.high(call, &self.from).await?);
+            // Also where the old store has granted nothing: from now on `to` may have been open.
+            floor_to = floor_to.max(self.high(call, &self.from).await?).max(Some(Fence::MIN));
         } else if floor_to.is_some() {
             // Only now can `to` have been open. On the way there the old store's fences are left alone: what is
             // raised stays raised.
