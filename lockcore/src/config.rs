@@ -43,6 +43,7 @@ mod manager;
 mod memory;
 mod registry;
 mod risk;
+mod source;
 
 pub use backend::{BackendConfig, Credentials, OptionValue, Options};
 pub use manager::LockManager;
@@ -98,7 +99,8 @@ impl Config {
     }
 }
 
-/// Two stores as one, while locks move from one to the other.
+/// Two stores as one, while locks move from one to the other: a [`Bridge`](crate::migrate::Bridge), whose migration has
+/// the table's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[non_exhaustive]
@@ -107,8 +109,12 @@ pub struct BridgeConfig {
     pub from: String,
     /// The store that they go to, by name.
     pub to: String,
-    /// How far the move has come.
+    /// How far the move has come, for the processes that read this.
     pub phase: Phase,
+    /// How long a membership of the phase lives without a renewal: the longest TTL of a lock, and how long a process
+    /// that is stopped holds up the move. 60 s, or what both stores allow.
+    #[serde(default, with = "duration", skip_serializing_if = "Option::is_none")]
+    pub membership: Option<Duration>,
 }
 
 /// Numbers for single locks. What is missing comes from the level.

@@ -28,6 +28,10 @@ mod membership;
 mod operate;
 
 pub use bridge::Bridge;
+#[cfg(feature = "config")]
+pub(crate) use membership::MEMBERSHIP;
+#[cfg(feature = "config")]
+pub(crate) use operate::check_name;
 pub use operate::{Migration, Side, Stage, Status};
 
 use crate::capabilities::{Capabilities, Survives};

@@ -19,7 +19,7 @@ use crate::{
 
 /// How long a membership lives without a renewal, unless told otherwise and as far as both stores allow: a process that
 /// is stopped or gone holds up a step for so long.
-const MEMBERSHIP: Duration = Duration::from_secs(60);
+pub(crate) const MEMBERSHIP: Duration = Duration::from_secs(60);
 
 /// What the handles of one bridge share.
 pub(super) struct Shared {
