@@ -202,6 +202,7 @@ impl Bridge {
         let lo = self.from.acquire(call, &request.also_above(member.floor(Side::From))).await;
         let lo = match lo {
             Ok(lo) => lo,
+            Err(error) if error.holder().is_some() => return Err(self.held(call, request, error).await),
             Err(error) => return Err(self.asked_again(call, request, error).await),
         };
         let floor = Some(lo.fence).max(member.floor(Side::To));
@@ -238,6 +239,20 @@ impl Bridge {
         let until = lo.deadline.min(ln.deadline);
         self.write_back(call, request, &lo, &ln).await?;
         Ok(Grant { from: Some(lo), to: Some(ln), member: member.id, until })
+    }
+
+    /// Names the holder by the fence that it has: the new side's, where it is there, too. One look more than a store
+    /// alone.
+    async fn held(&self, call: &Call, request: &AcquireRequest, error: Error) -> Error {
+        let beside = call.beside(call.exchange());
+        let on_new = in_time(&beside, self.to.inspect(&beside, request.name())).await;
+        match (error.holder(), on_new.ok().and_then(|state| state.holder)) {
+            (Some(lo), Some(ln)) if lo.owner == ln.owner => {
+                let remaining = lo.remaining.min(ln.remaining);
+                Error::held_by(error.kind(), Some(Holder { remaining, ..ln }))
+            }
+            _ => error,
+        }
     }
 
     /// Takes the new side, and keeps the old one renewed for as long as that takes.
