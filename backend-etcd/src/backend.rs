@@ -58,7 +58,9 @@ impl LockBackend for EtcdBackend {
                         .with_source(error)
                 });
             }
-            self.put_at_hand(&key);
+            if !self.put_at_hand(&key) {
+                self.drop_place(&key);
+            }
         }
         answer
     }

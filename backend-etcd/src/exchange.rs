@@ -3,13 +3,13 @@
 use std::{
     fmt,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use etcd_client::{Client, ConnectOptions, Error as Said};
+use etcd_client::{Client, ConnectOptions, Error as Said, WatchFilterType, WatchOptions};
 use lockcore::backend::*;
 use tokio::{sync::Notify, task::JoinHandle, time::Instant};
 
@@ -31,7 +31,7 @@ pub(crate) struct Members {
     /// The highest revision and the highest term that any answer showed.
     revision: AtomicI64,
     term: AtomicU64,
-    life: AtomicU64,
+    life: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -50,16 +50,16 @@ pub(crate) struct Post {
 }
 
 struct Link {
-    client: Client,
+    client: Arc<Client>,
     /// Counts the connections to this member.
     number: u64,
-    /// Ends with the runtime whose tasks drive the client.
-    runtime: JoinHandle<()>,
+    /// Ends with the connection, and with the runtime whose tasks drive the client.
+    guard: JoinHandle<()>,
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.runtime.abort();
+        self.guard.abort();
     }
 }
 
@@ -106,7 +106,7 @@ impl Members {
             seats,
             revision: AtomicI64::new(0),
             term: AtomicU64::new(0),
-            life: AtomicU64::new(0),
+            life: Arc::default(),
         }
     }
 
@@ -115,14 +115,14 @@ impl Members {
     }
 
     /// Returns the client of one member.
-    pub(crate) async fn client(&self, at: usize) -> std::result::Result<Client, Said> {
+    pub(crate) async fn client(&self, at: usize) -> std::result::Result<Arc<Client>, Said> {
         self.link(at).await.map(|(client, _)| client)
     }
 
-    async fn link(&self, at: usize) -> std::result::Result<(Client, Post), Said> {
+    async fn link(&self, at: usize) -> std::result::Result<(Arc<Client>, Post), Said> {
         let seat = &self.seats[at];
         if let Some(link) = &*seat.link.lock().unwrap_or_else(PoisonError::into_inner)
-            && !link.runtime.is_finished()
+            && !link.guard.is_finished()
         {
             return Ok((link.client.clone(), Post { at, number: link.number }));
         }
@@ -148,8 +148,10 @@ impl Members {
             }
             made => made?,
         };
+        let client = Arc::new(client);
         let number = seat.made.fetch_add(1, Ordering::Relaxed);
-        let link = Link { client: client.clone(), number, runtime: tokio::spawn(std::future::pending()) };
+        let guard = tokio::spawn(stands_guard(client.clone(), self.life.clone()));
+        let link = Link { client: client.clone(), number, guard };
         *seat.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok((client, Post { at, number }))
     }
@@ -236,7 +238,7 @@ impl Members {
         &self,
         bound: Duration,
         repeat: Repeat,
-        send: impl Fn(Client) -> F,
+        send: impl Fn(Arc<Client>) -> F,
     ) -> Result<std::result::Result<T, Said>>
     where
         F: Future<Output = std::result::Result<T, Said>>,
@@ -249,7 +251,7 @@ impl Members {
         &self,
         bound: Duration,
         repeat: Repeat,
-        send: impl Fn(Client) -> F,
+        send: impl Fn(Arc<Client>) -> F,
     ) -> Result<(Post, std::result::Result<T, Said>)>
     where
         F: Future<Output = std::result::Result<T, Said>>,
@@ -265,7 +267,8 @@ impl Members {
                 Repeat::Never => time,
             };
             left = left.saturating_sub(1);
-            let answer = self.ask_one(at, share, &send).await;
+            // In a box, so that who waits between exchanges does not carry the room for one.
+            let answer = Box::pin(self.ask_one(at, share, &send)).await;
             let again = left > 0 && Instant::now() < until;
             match answer {
                 Err(refused) if again && refused.kind() == ErrorKind::Unavailable => {}
@@ -284,7 +287,7 @@ impl Members {
         &self,
         at: usize,
         bound: Duration,
-        send: impl Fn(Client) -> F,
+        send: impl Fn(Arc<Client>) -> F,
     ) -> Result<(Post, std::result::Result<T, Said>)>
     where
         F: Future<Output = std::result::Result<T, Said>>,
@@ -353,6 +356,23 @@ impl Members {
             self.life.fetch_add(1, Ordering::AcqRel);
         }
     }
+}
+
+/// Returns when a connection has ended, and counts that. The client library dials again without a word; but a cluster can
+/// only be restored while its members are down, and who is idle meanwhile would never hear of it.
+///
+/// A watch on a key that nobody writes ends with the connection.
+async fn stands_guard(client: Arc<Client>, life: Arc<AtomicU64>) {
+    let options = WatchOptions::new().with_filters([WatchFilterType::NoPut, WatchFilterType::NoDelete]);
+    if let Ok(mut stream) = client.watch_client().watch("lockcore/nothing", Some(options)).await {
+        while let Ok(Some(message)) = stream.message().await {
+            if message.canceled() {
+                // Not allowed to watch: the connection is fine.
+                return std::future::pending().await;
+            }
+        }
+    }
+    life.fetch_add(1, Ordering::AcqRel);
 }
 
 impl fmt::Debug for Members {

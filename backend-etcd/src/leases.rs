@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -358,25 +358,27 @@ impl EtcdBackend {
         Ok((noted == Some(lease.fence)).then_some((record.lease(), r)))
     }
 
+    /// Asks the server what a lease was granted; `None`: it is gone.
+    async fn granted_to(&self, call: &Call, lease: i64) -> Result<Option<Duration>> {
+        let answer = self
+            .members
+            .ask(bound_of(call), Repeat::Freely, move |client| async move {
+                client.lease_client().time_to_live(lease, None).await
+            })
+            .await?;
+        let lives = answer.ok().filter(|answer| answer.ttl() > 0);
+        Ok(lives.map(|answer| Duration::from_secs(answer.granted_ttl().unsigned_abs())))
+    }
+
     /// Renews an etcd lease and learns what it was granted, for a place that the table may not know.
     pub(crate) async fn adopt(&self, call: &Call, key: &str, lease: i64) -> Result<Option<Place>> {
         let known = self.place(key).filter(|place| place.lease == lease);
         let granted = match known.filter(|place| place.alive) {
             Some(place) => place.granted,
-            None => {
-                let answer = self
-                    .members
-                    .ask(bound_of(call), Repeat::Freely, move |client| async move {
-                        client.lease_client().time_to_live(lease, None).await
-                    })
-                    .await?;
-                match answer {
-                    Ok(answer) if answer.ttl() > 0 => {
-                        Duration::from_secs(answer.granted_ttl().unsigned_abs())
-                    }
-                    _ => return Ok(None),
-                }
-            }
+            None => match self.granted_to(call, lease).await? {
+                Some(granted) => granted,
+                None => return Ok(None),
+            },
         };
         let sent = call.now();
         if !self.keep_alive(call, lease).await? {
@@ -433,7 +435,6 @@ impl EtcdBackend {
         (fence, r): (Fence, i64),
         ttl: Duration,
     ) -> Result<Renewed> {
-        let seconds = whole_seconds(ttl);
         loop {
             let known = self.place(key).filter(|place| place.lease == id);
             let mut place = known.unwrap_or(Place {
@@ -442,6 +443,21 @@ impl EtcdBackend {
                 held: Some((fence, r)),
                 ..Place::new(id, Duration::ZERO, call.now(), true)
             });
+            if place.granted.is_zero() {
+                match self.granted_to(call, id).await? {
+                    Some(granted) => place.granted = granted,
+                    // Ended, or swapped meanwhile: the record tells.
+                    None => match self.holdings(call, &[key]).await?.pop().flatten() {
+                        Some((at, carrier)) if at == r && carrier != id => {
+                            id = carrier;
+                            continue;
+                        }
+                        _ => return Ok(Renewed::Gone),
+                    },
+                }
+            }
+            // The new lease is never shorter than the old: a renewal takes nothing away that was promised before.
+            let seconds = whole_seconds(ttl.max(place.granted));
             // One that was left open may have come through; asking again for it settles that.
             let asked_before = place.next;
             let next = match place.next {
@@ -452,7 +468,10 @@ impl EtcdBackend {
                 },
             };
             place.next = Some(next);
-            self.keep(key, place);
+            match known {
+                Some(_) => self.update(key, |known| *known = place),
+                None => self.keep(key, place),
+            }
             let same = [
                 Compare::create_revision(key, CompareOp::Equal, r),
                 Compare::lease(key, CompareOp::Equal, id),
@@ -471,7 +490,7 @@ impl EtcdBackend {
                     .map(KeyValue::lease),
                 // The next lease ended before it was used.
                 None => {
-                    self.keep(key, Place { next: None, ..place });
+                    self.update(key, |known| known.next = None);
                     continue;
                 }
             };
@@ -481,13 +500,16 @@ impl EtcdBackend {
                 if place.ours {
                     let _ = self.revoke(call, id).await;
                 }
-                self.drop_place(key);
-                self.keep(key, Place { ours: false, next: None, lease: carrier, ..place });
+                self.update(key, |known| {
+                    *known = Place { ours: false, next: None, lease: carrier, ..place };
+                });
                 id = carrier;
                 continue;
             }
             let Next { lease, granted, sent } = next;
-            self.keep(key, Place { lease, granted, sent, ours: true, next: None, ..place });
+            self.update(key, |known| {
+                *known = Place { lease, granted, sent, ours: true, next: None, ..place };
+            });
             if place.ours {
                 // Carries nothing any more. If this fails, its TTL ends it.
                 let _ = self.revoke(call, id).await;
@@ -514,7 +536,11 @@ impl EtcdBackend {
         let Ok(answer) = answer else { return Ok(None) };
         let granted = Duration::from_secs(answer.ttl().max(1).unsigned_abs());
         let next = Next { lease, granted, sent };
-        self.keep(key, Place { next: Some(next), ..place });
+        self.update(key, |known| {
+            if known.lease == place.lease {
+                known.next = Some(next);
+            }
+        });
         Ok(Some(next))
     }
 
@@ -636,7 +662,7 @@ impl Place {
 /// Keeps leases alive over one stream. The server answers a stream's requests one by one and in order, so the n-th answer
 /// is the n-th request's; a stream that is short of one is given up whole, and nothing of it counts.
 async fn keep_all_alive(
-    client: etcd_client::Client,
+    client: Arc<etcd_client::Client>,
     ids: Vec<i64>,
 ) -> std::result::Result<Vec<bool>, etcd_client::Error> {
     let mut lives = Vec::with_capacity(ids.len());

@@ -62,7 +62,10 @@ impl EtcdBackend {
             };
             let recorded = Compare::create_revision(space.base(), CompareOp::Greater, 0);
             let mut ops = vec![put];
-            ops.extend(Self::gets(space, &queue, key));
+            // Where nobody was there before, the first place is the own: no second look through the queue, in which the
+            // server passes every place since the last compaction.
+            let first = if request.wait_until().is_none() { key } else { &queue };
+            ops.extend(Self::gets(space, first, key));
             let txn = Txn::new().when([free, recorded]).and_then(ops).or_else(Self::gets(space, &queue, key));
             let naming = self.naming(key);
             let answer = self.txn_or_gone(call, txn, Repeat::Never).await;
@@ -165,6 +168,11 @@ impl Waiter<'_> {
             }
         }
         if look.is_first() {
+            let half = self.place.sent.saturating_add(self.place.granted / 2);
+            if self.request.wait_until().is_some() && call.now() >= half {
+                // The cluster was silent for a while: what is left would be little, or nothing.
+                return self.stays_alive().await;
+            }
             let granted = backend.granted(call, self.request, self.space, &look, self.place).await?;
             return Ok(granted.map_or(Turn::Waits, Turn::Granted));
         }
@@ -233,15 +241,18 @@ impl Waiter<'_> {
                 () = call.clock().sleep_until(until) => {}
             }
         }
-        if call.now() >= fresh_until {
-            let sent = call.now();
-            if !backend.keep_alive(call, self.place.lease).await? {
-                backend.drop_place(self.key);
-                return Ok(Turn::Again);
-            }
-            self.place.sent = sent;
-            backend.update(self.key, |place| place.sent = sent);
+        if call.now() >= fresh_until { self.stays_alive().await } else { Ok(Turn::Waits) }
+    }
+
+    /// Prolongs the lease of the place; what holds afterwards, the next look tells.
+    async fn stays_alive(&mut self) -> Result<Turn> {
+        let sent = self.call.now();
+        if !self.backend.keep_alive(self.call, self.place.lease).await? {
+            self.backend.drop_place(self.key);
+            return Ok(Turn::Again);
         }
+        self.place.sent = sent;
+        self.backend.update(self.key, |place| place.sent = sent);
         Ok(Turn::Waits)
     }
 }

@@ -196,6 +196,13 @@ fn as_user(server: &Server, password: &str) -> Arc<EtcdBackend> {
     Arc::new(EtcdBackend::lazy(config).unwrap())
 }
 
+async fn server_lease(root: &mut Client, part: &str) -> i64 {
+    let options = etcd_client::GetOptions::new().with_prefix();
+    let found = root.get("lockcore/", Some(options)).await.unwrap();
+    let mut of = found.kvs().iter().filter(|kv| String::from_utf8_lossy(kv.key()).contains(part));
+    of.next().expect("the place exists").lease()
+}
+
 #[tokio::test]
 async fn a_token_that_runs_out_while_a_lock_is_held_or_waited_for_is_renewed() {
     let Some(server) = Server::with(&["--auth-token-ttl", "1"]) else { return };
@@ -211,6 +218,10 @@ async fn a_token_that_runs_out_while_a_lock_is_held_or_waited_for_is_renewed() {
         backend.inspect(&call(), &held.name).await.unwrap().waiters == Some(1)
     })
     .await;
+    let third = as_user(&server, "s3cret");
+    let asked = request_of("e", Duration::from_secs(30));
+    let watched = third.acquire(&call(), &asked).await.unwrap();
+    let carrier = server_lease(&mut root, &hex(&asked)).await;
     // A token of its own, not used meanwhile, tells when those that are idle have run out.
     let stale = Client::connect([&server.url], Some(ConnectOptions::new().with_user("locks", "s3cret")))
         .await
@@ -225,6 +236,14 @@ async fn a_token_that_runs_out_while_a_lock_is_held_or_waited_for_is_renewed() {
     })
     .await
     .expect("in time");
+    // The first request with the stale token is a watch.
+    let ended = tokio::spawn({
+        let (third, watched) = (third.clone(), watched.clone());
+        async move { third.ended(&call(), &watched).await }
+    });
+    root.lease_revoke(carrier).await.unwrap();
+    let reason = tokio::time::timeout(WATCHDOG, ended).await.expect("the watch is allowed in time").unwrap();
+    assert_eq!(reason, LostReason::Taken);
     let held = backend.renew(&call(), &held, Duration::from_secs(30)).await.unwrap();
     assert_eq!(backend.release(&call(), &held).await.unwrap(), Released::Now);
     let next = tokio::time::timeout(WATCHDOG, waits).await.expect("in time").unwrap().unwrap();

@@ -164,6 +164,14 @@ async fn a_renewal_by_swap_keeps_place_and_fence_and_leaves_one_lease() {
         let holder = state.holder.unwrap();
         assert_eq!((holder.stamp(), holder.label.as_deref()), (held.stamp(), Some("host:1")));
     }
+    // Asking for less takes nothing away, whoever asks.
+    for by in [&backend, &second] {
+        let kept = by.renew(&call(), &held, Duration::from_secs(1)).await.unwrap();
+        assert_eq!(kept.deadline, held.deadline);
+        let lease = server.lease_of(&hex(&asked)).await;
+        let left = server.admin().await.lease_time_to_live(lease, None).await.unwrap();
+        assert_eq!(left.granted_ttl(), 5);
+    }
     assert_eq!(backend.release(&call(), &held).await.unwrap(), Released::Now);
     assert_eq!(second.renew(&call(), &held, TTL).await.unwrap_err().kind(), ErrorKind::Lost);
     let next = second.acquire(&call(), &request("k")).await.unwrap();
@@ -271,4 +279,93 @@ async fn many_are_renewed_together_and_the_lost_ones_are_told_apart() {
         let _ = backend.release(&call(), lease).await.unwrap();
     }
     assert_eq!(server.places().await, [""; 0]);
+}
+
+/// Rounds of acquire and release in a second, by so many tasks, each on a lock of its own.
+async fn speed(tasks: usize, round: impl AsyncFn(usize) + Clone + 'static) -> f64 {
+    let local = tokio::task::LocalSet::new();
+    let begun = std::time::Instant::now();
+    let end = begun + Duration::from_millis(200);
+    let done = std::rc::Rc::new(std::cell::Cell::new(0_u32));
+    for task in 0..tasks {
+        let (round, done) = (round.clone(), done.clone());
+        local.spawn_local(async move {
+            while std::time::Instant::now() < end {
+                round(task).await;
+                done.set(done.get() + 1);
+            }
+        });
+    }
+    local.await;
+    f64::from(done.get()) / begun.elapsed().as_secs_f64()
+}
+
+#[tokio::test]
+#[ignore = "a measurement: acquire and release against the same two transactions by the bare client"]
+async fn an_acquire_and_its_release_cost_little_more_than_their_transactions() {
+    use etcd_client::{CompactionOptions, Compare, CompareOp, GetOptions, SortOrder, SortTarget, Txn, TxnOp};
+    let Some(server) = Server::start() else { return };
+    let backend = server.backend().await;
+    let admin = server.admin().await;
+    let mut leases = Vec::new();
+    for _ in 0..64 {
+        leases.push(server.admin().await.lease_grant(60, None).await.unwrap().id());
+    }
+    for tasks in [1, 64] {
+        let (mut bare_rounds, mut our_rounds) = (0.0, 0.0);
+        // In short turns, so that whatever else the machine does meets both.
+        for turn in 0..20 {
+            // Keys that are gone are looked through until a compaction.
+            let newest = server.admin().await.put("x", "", None).await.unwrap().header().unwrap().revision();
+            server
+                .admin()
+                .await
+                .compact(newest, Some(CompactionOptions::new().with_physical()))
+                .await
+                .unwrap();
+            let (raw, own) = (admin.clone(), leases.clone());
+            let bare = async move |task: usize| {
+                let queue = format!("raw/q/{task}:");
+                let key = format!("{queue}{}", hex(&request("raw")));
+                let gets = [
+                    TxnOp::get(key.clone(), None),
+                    TxnOp::get(
+                        queue.clone(),
+                        Some(
+                            GetOptions::new()
+                                .with_prefix()
+                                .with_sort(SortTarget::Create, SortOrder::Ascend)
+                                .with_limit(1),
+                        ),
+                    ),
+                    TxnOp::get("raw/base", None),
+                ];
+                let put = TxnOp::put(key.clone(), "1:", Some(PutOptions::new().with_lease(own[task])));
+                let free = Compare::create_revision(queue, CompareOp::Equal, 0).with_prefix();
+                let ops: Vec<_> = std::iter::once(put).chain(gets.clone()).collect();
+                let txn = Txn::new().when([free]).and_then(ops).or_else(gets);
+                let taken = raw.kv_client().txn(txn).await.unwrap();
+                let r = taken.header().unwrap().revision();
+                let same = Compare::create_revision(key.clone(), CompareOp::Equal, r);
+                let txn = Txn::new().when([same]).and_then([TxnOp::delete(key, None)]);
+                assert!(raw.kv_client().txn(txn).await.unwrap().succeeded());
+            };
+            let ours = backend.clone();
+            let ours = async move |task: usize| {
+                let asked = request_of(&format!("speed/{task}"), Duration::from_secs(60));
+                let held = ours.acquire(&call(), &asked).await.unwrap();
+                ours.release(&call(), &held).await.unwrap();
+            };
+            if turn % 2 == 0 {
+                bare_rounds += speed(tasks, bare).await;
+                our_rounds += speed(tasks, ours).await;
+            } else {
+                our_rounds += speed(tasks, ours).await;
+                bare_rounds += speed(tasks, bare).await;
+            }
+        }
+        let (bare, ours) = (bare_rounds / 20.0, our_rounds / 20.0);
+        let line = format!("{tasks} tasks: {bare:.0} bare rounds/s, {ours:.0} here, {:.2}\n", ours / bare);
+        std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
+    }
 }

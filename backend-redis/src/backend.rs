@@ -88,7 +88,14 @@ impl RedisBackend {
     }
 
     /// Asks once whether the lock can be had, and once more where the server's clock is not where it was thought to be.
-    async fn attempt(&self, call: &Call, request: &AcquireRequest, keys: &Keys) -> Result<Attempt> {
+    /// `since`: from when the deadline counts at the latest.
+    async fn attempt(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Keys,
+        since: Moment,
+    ) -> Result<Attempt> {
         let owner = request.owner();
         let mut corrected = false;
         let mut trip = self.road.to(&keys.lock);
@@ -126,7 +133,7 @@ impl RedisBackend {
                     Err(self.take_back(call, request, keys, fence, &short).await)
                 }
                 Acquired::Ours { fence, left, short: None } => {
-                    request.granted(call, sent, left, fence).map(Attempt::Granted)
+                    request.granted(call, sent.min(since), left, fence).map(Attempt::Granted)
                 }
                 Acquired::Held { record, left, us } => Ok(Attempt::Held {
                     holder: record.map(|record| holder(&record, left, us)),
@@ -181,22 +188,43 @@ impl RedisBackend {
         }
         let keys = Keys::new(call.namespace(), request.name());
         let mut waiter: Option<Waiter<'_>> = None;
+        // A try is one request to who asks for it, also where it takes a new connection, or several servers; a waiter knows
+        // that it is many.
+        let since = if request.wait_until().is_none() { call.now() } else { Moment::MAX };
         // Waiters that are woken by the same end of a lease do not all look at once.
         let mut spread = request.owner().digest().to_i64() as u64;
         loop {
-            let (holder, ends) = match self.attempt(call, request, &keys).await? {
-                Attempt::Granted(lease) => {
+            let (holder, ends) = match self.attempt(call, request, &keys, since).await {
+                Ok(Attempt::Granted(lease)) => {
                     waiter.iter_mut().for_each(Waiter::took);
                     return Ok(lease);
                 }
-                Attempt::Held { holder, ends } => (holder, ends),
+                Ok(Attempt::Held { holder, ends }) => (holder, ends),
+                // A line that is torn down wakes the waiter, who may look on another that is torn down with it: the same
+                // owner asks again.
+                Err(error)
+                    if waiter.is_some()
+                        && error.kind() == ErrorKind::Unknown
+                        && call.remaining() > self.config.poll * 2 =>
+                {
+                    call.clock().sleep_until(call.now().saturating_add(self.config.poll)).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             let Some(end) = request.wait_until() else {
                 return Err(Error::held_by(ErrorKind::Held, holder));
             };
             let timed_out = |now: Moment| now.saturating_add(TOO_LATE) >= end;
+            let give_up = |holder| match self.operations.in_doubt(request.owner()) {
+                None => Error::held_by(ErrorKind::WaitTimeout, holder),
+                Some(_) => Error::new(
+                    ErrorKind::Unknown,
+                    "the wait budget is used up, and a request on the way was never answered",
+                ),
+            };
             if timed_out(call.now()) {
-                return Err(Error::held_by(ErrorKind::WaitTimeout, holder));
+                return Err(give_up(holder));
             }
             let waiter = waiter.get_or_insert_with(|| self.pushes.register(&keys.channel));
             if waiter.listen(call).await {
@@ -214,7 +242,7 @@ impl RedisBackend {
                 () = call.clock().sleep_until(wake) => {}
             }
             if timed_out(call.now()) {
-                return Err(Error::held_by(ErrorKind::WaitTimeout, holder));
+                return Err(give_up(holder));
             }
         }
     }
@@ -232,14 +260,14 @@ impl RedisBackend {
     /// Makes sure that nothing of an acquisition is left, or adopts what was granted.
     async fn settle(&self, call: &Call, request: &AcquireRequest, adopt: bool) -> Result<Option<Lease>> {
         let owner = request.owner();
+        let begun = call.now();
         let keys = Keys::new(call.namespace(), request.name());
         let in_doubt = self.operations.in_doubt(owner);
         let mut trip = self.road.to(&keys.lock);
-        let (sent, found) =
-            wire::cancel(&mut trip, call, &keys, owner, adopt, in_doubt, request.ttl()).await?;
+        let found = wire::cancel(&mut trip, call, &keys, owner, adopt, in_doubt, request.ttl()).await?;
         match found {
             // It stays in doubt: a copy may still be under way, and its release has to know.
-            Some((fence, left)) => request.granted(call, sent, left, fence).map(Some),
+            Some((fence, left)) => request.granted(call, begun, left, fence).map(Some),
             None => {
                 self.operations.forget(owner);
                 Ok(None)
@@ -256,6 +284,10 @@ impl RedisBackend {
 
     pub(crate) fn road(&self) -> &Road {
         &self.road
+    }
+
+    pub(crate) fn learnt(&self) -> &Learnt {
+        &self.learnt
     }
 }
 
@@ -298,12 +330,13 @@ impl LockBackend for RedisBackend {
     async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
         let renewed = async {
             check_ttl(ttl)?;
+            let begun = call.now();
             let keys = Keys::new(call.namespace(), &lease.name);
             let mut trip = self.road.to(&keys.lock);
             let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
-            let (sent, standing) = wire::renew(&mut trip, call, &renewal).await?;
+            let standing = wire::renew(&mut trip, call, &renewal).await?;
             let left = Self::lost(call, lease, standing)?;
-            Ok(call.renewed(lease, sent, left.min(ttl)))
+            Ok(call.renewed(lease, begun, left.min(ttl)))
         };
         renewed.await.map_err(|e: Error| e.about(Verb::Renew, Some(&lease.name), BACKEND))
     }
@@ -471,20 +504,21 @@ impl RedisBackend {
             Renewal::new(Keys::new(call.namespace(), &lease.name), &lease.owner, lease.fence, ttl)
         };
         let requests = leases.iter().map(|lease| renewal(lease).into_request(in_cluster)).collect();
+        let begun = call.now();
         let answers = self.road.run_many(call, Renewal::script(), requests).await;
         let mut renewed = Vec::with_capacity(leases.len());
         for (lease, answer) in leases.iter().zip(answers) {
             let one = async {
-                let (mut sent, answer) = answer?;
+                let answer = answer?;
                 let mut standing = Renewal::read(&answer)?;
                 // The mark of a break was not looked at.
                 if in_cluster && !matches!(standing, Standing::Ours(_)) {
                     let keys = Keys::new(call.namespace(), &lease.name);
                     let mut trip = self.road.to(&keys.lock);
-                    (sent, standing) = wire::renew(&mut trip, call, &renewal(lease)).await?;
+                    standing = wire::renew(&mut trip, call, &renewal(lease)).await?;
                 }
                 let left = Self::lost(call, lease, standing)?;
-                Ok(call.renewed(lease, sent, left.min(ttl)))
+                Ok(call.renewed(lease, begun, left.min(ttl)))
             };
             renewed.push(one.await.map_err(|e| about(lease, e)));
         }

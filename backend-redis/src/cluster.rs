@@ -17,6 +17,7 @@ use redis::{RedisError, ServerErrorKind, Value};
 
 use crate::{
     config::RedisConfig,
+    error::{self, Phase},
     greeting::{Learnt, text},
     replicas::Wait,
     road::Node,
@@ -26,6 +27,9 @@ pub(crate) const SLOTS: u16 = 16_384;
 
 /// Host and port of a node.
 type Place = (String, u16);
+
+/// First slot, last slot, who decides about them.
+type Range = (u16, u16, Place);
 
 /// The nodes of a Cluster, as far as they are known.
 pub(crate) struct Cluster {
@@ -40,8 +44,7 @@ pub(crate) struct Cluster {
 #[derive(Default)]
 struct Known {
     nodes: HashMap<Place, Arc<Node>>,
-    /// First slot, last slot, who decides about them.
-    slots: Vec<(u16, u16, Place)>,
+    slots: Vec<Range>,
     /// Counts looks; something speaks against the map of this look.
     look: u64,
     doubted: bool,
@@ -210,6 +213,11 @@ impl Cluster {
                     known.slots = slots;
                     known.look += 1;
                     known.doubted = false;
+                    // Nodes that have left take their connections along, once nobody uses them.
+                    let Known { nodes, slots, .. } = &mut *known;
+                    nodes.retain(|place, _| {
+                        self.seeds.contains(place) || slots.iter().any(|(.., owner)| owner == place)
+                    });
                     return Ok(());
                 }
                 Err(error) => last = error,
@@ -218,18 +226,36 @@ impl Cluster {
         Err(last)
     }
 
-    async fn ask(&self, call: &Call, place: &Place) -> Result<Vec<(u16, u16, Place)>> {
+    async fn ask(&self, call: &Call, place: &Place) -> Result<Vec<Range>> {
         let link = self.node(place).link(call).await?;
-        let answer = link.command(call, redis::cmd("CLUSTER").arg("SLOTS")).await.map_err(|error| {
+        let mut question = redis::pipe();
+        question.cmd("CLUSTER").arg("SLOTS");
+        let answers = link.commands(call, &question, 1).await.map_err(|error| {
             // It only asked.
-            let kind = if error.kind() == ErrorKind::Unknown { ErrorKind::Unavailable } else { error.kind() };
-            let message = if error.message() == "the server answered with an error" {
-                "the server is no node of a Cluster".to_owned()
-            } else {
-                error.message().to_owned()
+            let kind = match error.kind() {
+                ErrorKind::Unknown => ErrorKind::Unavailable,
+                kind => kind,
             };
-            Error::new(kind, message)
+            Error::new(kind, error.message().to_owned())
         })?;
+        let answer = match answers.into_iter().next().unwrap_or_default() {
+            Value::ServerError(refusal) => {
+                let refusal = RedisError::from(refusal);
+                if refusal.detail().is_some_and(|says| says.contains("cluster support disabled")) {
+                    return Err(Error::new(
+                        ErrorKind::Misconfigured,
+                        format!(
+                            "{}:{} is no node of a Cluster; write redis:// for a single server",
+                            place.0, place.1
+                        ),
+                    ));
+                }
+                let error = error::error(Phase::Sent, refusal);
+                let kind = if error.kind().had_no_effect() { error.kind() } else { ErrorKind::Unavailable };
+                return Err(Error::new(kind, error.message().to_owned()));
+            }
+            answer => answer,
+        };
         let (slots, replicas) = read_slots(answer, &place.0).ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "CLUSTER SLOTS answered with something else")
         })?;
@@ -263,7 +289,7 @@ impl fmt::Debug for Cluster {
 }
 
 /// Reads the answer of `CLUSTER SLOTS`: the ranges in order, and the most replicas that one has.
-fn read_slots(answer: Value, asked: &str) -> Option<(Vec<(u16, u16, Place)>, u32)> {
+fn read_slots(answer: Value, asked: &str) -> Option<(Vec<Range>, u32)> {
     let Value::Array(ranges) = answer else { return None };
     let (mut slots, mut replicas) = (Vec::new(), 0);
     for range in ranges {
@@ -309,7 +335,7 @@ pub(crate) fn slot(key: &str) -> u16 {
 mod tests {
     use super::*;
 
-    fn cluster(slots: Vec<(u16, u16, Place)>) -> Cluster {
+    fn cluster(slots: Vec<Range>) -> Cluster {
         let cluster = Cluster::new(Arc::new(RedisConfig::cluster([("a", 1)])), Vec::new(), Arc::default());
         cluster.known().slots = slots;
         cluster

@@ -7,15 +7,26 @@ use lockcore::{
     config::{BackendConfig, Connector, OptionValue, Options},
 };
 
-use crate::config::misconfigured;
 use crate::{
     Address, PasswordSource, RedisBackend, RedisConfig, RedlockBackend, RedlockConfig, WaitReplicas,
+    config::misconfigured,
 };
 
-/// Takes `redis://[user[:password]@]host[:port][/db]` and `redis+unix:///path`, and the same with `valkey`.
+/// Takes every set-up by its address; `valkey` is another word for `redis`, and `rediss` speaks TLS.
 ///
-/// Options: `connect-timeout`, `recheck`, `poll` and `fence-margin` (durations), as in [`RedisConfig`], and for a socket
-/// `db` (a number).
+/// # Shape
+/// * `redis://[user[:password]@]host[:port][/db]`: one server
+/// * `redis+unix:///path`: one server, by a socket file
+/// * `redis+sentinel://[user[:password]@]sentinel[:port],…/master[/db]`: the master that Sentinels watch
+/// * `redis+cluster://[user[:password]@]node[:port],…`: a Cluster
+/// * `redlock://[user[:password]@]host[:port],host[:port],…[/db]` and `redlocks://`: several servers that decide together
+///
+/// Options, in the query or in `options`: `connect-timeout`, `recheck`, `poll`, `fence-margin`, `wait-timeout`
+/// (durations), `wait-replicas` (`none`, a number or `majority`), `wait-fsync` (yes or no), `ca-file`, `cert-file`,
+/// `key-file`, `sentinel-user`, `sentinel-password-file`, as in [`RedisConfig`]; for a socket `db` (a number); for Redlock
+/// `restart-delay` (a duration), as in [`RedlockConfig`].
+///
+/// A password from a file or from a variable is read anew at every connect.
 ///
 /// # Example
 /// ```
@@ -169,6 +180,45 @@ mod tests {
     }
 
     #[test]
+    fn options_of_every_set_up_are_read() {
+        let sentinel =
+            "redis+sentinel://a,b,c/shop/2?wait-replicas=majority&wait-timeout=300ms&sentinel-user=u";
+        let sentinel = read(&config(sentinel)).unwrap();
+        assert!(matches!(&sentinel.address, Address::Sentinel { sentinels, master }
+            if sentinels.len() == 3 && master == "shop"));
+        assert_eq!((sentinel.db, sentinel.wait_replicas), (2, WaitReplicas::Majority));
+        assert_eq!(sentinel.wait_timeout, Duration::from_millis(300));
+        assert_eq!(sentinel.sentinel_user.as_deref(), Some("u"));
+
+        let mut table = config("redis+cluster://locks@a,b:7000");
+        table.options.insert("wait-replicas".into(), OptionValue::Whole(2));
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("password");
+        std::fs::write(&file, "first\n").unwrap();
+        table.password_file = Some(file.clone());
+        let cluster = read(&table).unwrap();
+        assert_eq!(cluster.wait_replicas, WaitReplicas::AtLeast(2));
+        assert_eq!(cluster.current_password().unwrap().as_deref(), Some("first"));
+        std::fs::write(&file, "second\n").unwrap();
+        assert_eq!(cluster.current_password().unwrap().as_deref(), Some("second"), "it is read once");
+        assert!(!format!("{cluster:?}").contains("first"), "{cluster:?}");
+
+        let redlock = "redlock://locks:s3cret@a,b:1,c/3?restart-delay=30s&poll=50ms";
+        let redlock = read_redlock(&config(redlock)).unwrap();
+        assert_eq!(
+            (redlock.restart_delay, redlock.poll),
+            (Duration::from_secs(30), Duration::from_millis(50))
+        );
+        let last = &redlock.servers[2];
+        assert_eq!((&last.address, last.db), (&Address::Tcp("c".into(), 6379), 3));
+        assert_eq!(last.password.as_deref(), Some("s3cret"));
+        assert!(!format!("{redlock:?}").contains("s3cret"));
+
+        let tls = read(&config("rediss://a?ca-file=/etc/ca.pem"));
+        assert_eq!(tls.is_ok(), cfg!(feature = "tls"), "{tls:?}");
+    }
+
+    #[test]
     fn what_this_version_cannot_reach_is_refused_by_name() {
         let registry = Registry::new().with(Redis);
         for (url, says) in [
@@ -178,6 +228,14 @@ mod tests {
             ("redis://a?poll=0s", "poll"),
             ("redis://locks@a", "needs a password"),
             ("redis+unix://a/run.sock", "three slashes"),
+            ("redis+sentinel://a,b", "the master that they watch has a name"),
+            ("redis+cluster://a,b/3", "one database"),
+            ("redis://a?wait-replicas=all", "majority"),
+            ("redis://a?ca-file=/ca", "without TLS"),
+            ("redlock://a,b", "odd number"),
+            ("redlock://a,b,a", "one server twice"),
+            ("redlock://a,b,c?wait-replicas=1", "wait for no replicas"),
+            ("redlock://a,b,c?restart-delay=10ms", "a second or more"),
         ] {
             let refused = match StoreUrl::parse(url) {
                 Ok(url) => registry.check(&BackendConfig::new(url)).unwrap_err(),

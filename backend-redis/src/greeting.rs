@@ -55,6 +55,11 @@ impl Learnt {
         self.replicas.fetch_max(replicas, Ordering::Relaxed);
     }
 
+    /// Starts to count again from an epoch.
+    pub(crate) fn forget_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+    }
+
     /// Takes the epoch of a master; says whether no newer one is known.
     pub(crate) fn saw_epoch(&self, epoch: u64) -> bool {
         self.epoch.fetch_max(epoch, Ordering::Relaxed) <= epoch

@@ -1,16 +1,17 @@
-//! Locks on one Redis or Valkey server, for [`lockcore`].
+//! Locks on Redis or Valkey, for [`lockcore`]: on one server, on a master with replicas, behind Sentinels, on a Cluster,
+//! and on several independent servers by majority.
 //!
 //! | question | answer |
 //! |---|---|
 //! | stored where | one key a lock with an expiry, beside a key that keeps its highest fence |
-//! | fence from what | `max(previous + 1, floor + 1, the server's clock in microseconds)`, in the same script as the grant |
-//! | waiters wake how | the release is pushed to them; a look at the end of the holder's lease is the net |
-//! | a crash costs what | of the holder: its TTL; of the server: every lock that is not on its disk |
+//! | fence from what | `max(previous + 1, floor + 1, the server's clock in microseconds)`, in the same script as the grant; of several servers, in a second round |
+//! | waiters wake how | the release is pushed to them; a look at the end of the holder's lease is the net; with several servers they ask |
+//! | a crash costs what | of the holder: its TTL; of the server: every lock that is not on its disk, or on the replica that takes over |
 //! | a clock step costs what | forwards: leases end early; backwards: they end late; fences keep growing |
 //! | who is first | nobody knows: there is no queue |
 //!
-//! For a single server, reached by TCP or a socket file. Replicated masters, Sentinel, Cluster, Redlock and TLS are not
-//! in this version.
+//! [`RedisBackend`] is for set-ups in which one server decides about each lock, [`RedlockBackend`] for several that decide
+//! together. What each may lose stands in the README.
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,8 @@ mod redlock;
 mod replicas;
 mod road;
 mod sentinel;
+#[cfg(feature = "tls")]
+mod tls;
 mod wait;
 mod wire;
 

@@ -293,3 +293,57 @@ fn fact<'a>(info: &'a Option<String>, name: &str) -> Option<&'a str> {
 fn number(info: &Option<String>, name: &str) -> Option<u32> {
     fact(info, name)?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clean() -> Preflight {
+        Preflight::clean(Capabilities::weakest("redis").with(|c| {
+            c.survives.failover = true;
+            c.survives.restart = true;
+            c.fence = FenceSource::ClockBounded;
+        }))
+    }
+
+    fn clocks(apart: u64) -> Vec<(String, u64)> {
+        vec![("a:1".into(), 1_000_000), ("b:2".into(), 1_000_000 + apart), ("c:3".into(), 1_000_001)]
+    }
+
+    #[test]
+    fn clocks_that_differ_lower_what_a_takeover_keeps() {
+        let mut near = clean();
+        judge_clocks(&mut near, clocks(90_000));
+        assert!(near.findings.is_empty() && near.capabilities.survives.failover);
+        let mut far = clean();
+        judge_clocks(&mut far, clocks(3_000_000));
+        assert!(!far.capabilities.survives.failover);
+        let finding = &far.findings[0];
+        assert!(finding.contains("a:1") && finding.contains("b:2") && finding.contains("3s"), "{finding}");
+    }
+
+    #[test]
+    fn clocks_of_members_that_differ_lower_the_fence_where_members_forget() {
+        let mut keeps = clean();
+        judge_clocks_of_members(&mut keeps, &clocks(3_000_000));
+        assert_eq!((keeps.findings.len(), keeps.capabilities.fence), (1, FenceSource::ClockBounded));
+        let mut forgets = clean();
+        forgets.capabilities.survives.restart = false;
+        judge_clocks_of_members(&mut forgets, &clocks(3_000_000));
+        assert_eq!(forgets.capabilities.fence, FenceSource::Volatile);
+    }
+
+    #[test]
+    fn replicas_are_read_from_what_a_master_says() {
+        let facts = Facts {
+            replication: Some(
+                "role:master\r\nconnected_slaves:2\r\nslave0:ip=10.0.0.1,port=6380,state=online,offset=1,lag=0\r\n\
+                 slave1:ip=::1,port=6381,state=wait_bgsave,offset=0,lag=0\r\nslave_repl_offset:3\r\n"
+                    .into(),
+            ),
+            ..Facts::default()
+        };
+        assert_eq!(facts.replicas(), [("10.0.0.1".to_owned(), 6380), ("::1".to_owned(), 6381)]);
+        assert_eq!(number(&facts.replication, "connected_slaves"), Some(2));
+    }
+}

@@ -43,6 +43,10 @@ use steps::{CUT, Found, SETTLE, Seen, Settled, Shown, TAKE, Taken, too_few};
 const BACKEND: &str = "redlock";
 /// What clocks of servers are granted beyond the drift, for the granularity of their timers.
 const TIMERS: Duration = Duration::from_millis(2);
+/// Whoever answers so much later than the others is waited for.
+const GRACE: Duration = Duration::from_millis(5);
+/// The same in the first round: a server that is left out keeps nobody else out, until the lease ends.
+const JOINING: Duration = Duration::from_millis(20);
 /// So often a try starts over when nobody got a majority.
 const SPLITS: u32 = 5;
 /// So often a fence is raised above one that came between the rounds.
@@ -254,7 +258,7 @@ impl RedlockBackend {
     async fn meet(&self, call: &Call) -> Result<()> {
         let quorum = self.quorum();
         let enough = |votes: &Votes<()>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        let votes = ask(call, call.exchange_timeout(), self.all(), enough, |member| {
+        let votes = ask(call, call.exchange_timeout(), GRACE, self.all(), enough, |member| {
             let call = call.clone();
             async move { member.link(&call).await.map(drop) }
         });
@@ -296,25 +300,28 @@ impl RedlockBackend {
         too_few(kind, wanted, self.members.len(), unknown.or(errors.first()).copied())
     }
 
-    /// Runs one step on all servers, and waits for a majority.
-    async fn on_all<T, F>(&self, call: &Call, step: impl Fn(Arc<Member>, Call) -> F) -> Votes<T>
+    /// Runs one step on all servers, and waits until a majority `says` yes, or so many say no that none can.
+    async fn on_all<T, F>(
+        &self,
+        call: &Call,
+        says: impl Fn(&T) -> bool,
+        step: impl Fn(Arc<Member>, Call) -> F,
+    ) -> Votes<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let quorum = self.quorum();
-        let enough = |votes: &Votes<T>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        ask(call, call.exchange_timeout(), self.all(), enough, |member| step(member, call.clone())).await
+        let enough = |votes: &Votes<T>| {
+            let answers = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok());
+            let (yes, no): (Vec<&T>, Vec<&T>) = answers.partition(|answer| says(answer));
+            yes.len() >= self.quorum() || no.len() >= self.veto()
+        };
+        let patience = call.exchange_timeout();
+        ask(call, patience, GRACE, self.all(), enough, |member| step(member, call.clone())).await
     }
 
     /// The first round.
-    async fn take_all(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        keys: &Arc<Keys>,
-        last: Moment,
-    ) -> Votes<Taken> {
+    async fn take_all(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Votes<Taken> {
         let (quorum, veto) = (self.quorum(), self.veto());
         let enough = |votes: &Votes<Taken>| {
             let count =
@@ -325,52 +332,17 @@ impl RedlockBackend {
         // Who connects only when the round is over does not take part: nobody would know of it.
         let round = Round::default();
         let over = round.0.clone();
-        ask(call, half(call), self.all(), enough, |member| {
+        ask(call, half(call), JOINING, self.all(), enough, |member| {
             let (call, request, keys, over) = (call.clone(), request.clone(), keys.clone(), over.clone());
-            async move {
-                let owner = request.owner();
-                let mut corrected = false;
-                loop {
-                    let link = member.link(&call).await?;
-                    member.check_ready(call.now())?;
-                    let not_after = link.server_time(last.min(call.deadline()));
-                    let hex = hex(owner);
-                    let gone = keys.gone(&hex);
-                    let args: [&[u8]; 4] = [
-                        hex.as_bytes(),
-                        &decimal(millis(request.ttl())),
-                        &decimal(not_after),
-                        request.label().unwrap_or_default().as_bytes(),
-                    ];
-                    let operations = &member.known.operations;
-                    operations.sends(owner, call.now(), request.ttl(), not_after);
-                    // After it was noted: either this sees that the round is over, or who clears up sees the note.
-                    if over.load(Ordering::SeqCst) {
-                        operations.answered(owner);
-                        return Err(Error::new(
-                            ErrorKind::Unavailable,
-                            "the server was not connected to in time",
-                        ));
-                    }
-                    let keys: [&str; 3] = [&keys.lock, &keys.fence, &gone];
-                    let answer = member.run_on(&link, &call, &TAKE, &keys, &args).await;
-                    if !matches!(&answer, Err(error) if !error.kind().had_no_effect()) {
-                        operations.answered(owner);
-                    }
-                    match Taken::read(&answer?.1)? {
-                        // The answer corrected the estimate of its clock. It did nothing.
-                        Taken::Late if !corrected && call.now() < last.min(call.deadline()) => {
-                            corrected = true
-                        }
-                        taken => return Ok(taken),
-                    }
-                }
-            }
+            async move { take_on(&member, &call, &request, &keys, &over).await }
         })
         .await
     }
 
-    /// The second round, on the servers where the lock is ours; `None`: it found no majority.
+    /// The second round, on the servers where the lock is ours; `None`: it found no majority, and reached none.
+    ///
+    /// # Errors
+    /// `Unknown`: it may have.
     async fn settle_all(
         &self,
         call: &Call,
@@ -395,6 +367,7 @@ impl RedlockBackend {
             let votes = ask(
                 call,
                 half(call),
+                GRACE,
                 members,
                 |votes| yes(votes) >= quorum,
                 |member| {
@@ -418,33 +391,41 @@ impl RedlockBackend {
                 Ok(Settled::Low(high)) => Some(*high),
                 _ => None,
             });
+            let missing = ours.len() - votes.len();
+            let lost = votes.iter().filter(|(_, vote)| matches!(vote, Err(e) if !e.kind().had_no_effect()));
             match low.max() {
                 Some(high) => fence = high + 1,
+                None if yes(&votes) + missing + lost.count() >= quorum => {
+                    return Err(Error::new(
+                        ErrorKind::Unknown,
+                        "a majority may have settled the fence, but did not say so in time",
+                    ));
+                }
                 None => break,
             }
         }
         Ok(None)
     }
 
-    /// Takes back what an acquisition has on any server; says where that was not confirmed.
-    async fn clean_up(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>, touched: &[usize]) -> Vec<usize> {
-        let members: Vec<_> = self
-            .all()
-            .filter(|member| {
-                touched.contains(&member.at) || member.known.operations.in_doubt(owner).is_some()
-            })
-            .collect();
-        let asked: Vec<usize> = members.iter().map(|member| member.at).collect();
-        // Servers that did not answer before are told, too; nobody waits for them.
-        let enough =
-            |votes: &Votes<bool>| touched.iter().all(|at| votes.iter().any(|(voter, _)| voter == at));
-        let votes = ask(call, call.exchange_timeout(), members, enough, |member| {
+    /// Takes back what the first round took where it was answered, so that others need not wait for its end. Leaves no mark:
+    /// the acquisition may be asked for again.
+    async fn clean_up(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>, ours: &[usize]) {
+        let members = ours.iter().map(|at| self.members[*at].clone());
+        let enough = |_: &Votes<bool>| false;
+        ask(call, half(call), GRACE, members, enough, |member| {
             let (call, owner, keys) = (call.clone(), *owner, keys.clone());
-            async move { give_back(&member, &call, &owner, &keys).await }
-        });
-        let votes = votes.await;
-        let done = |at: &usize| votes.iter().any(|(voter, vote)| voter == at && vote.is_ok());
-        asked.into_iter().filter(|at| !done(at)).collect()
+            async move { give_back(&member, &call, &owner, &keys, false).await }
+        })
+        .await;
+    }
+
+    /// Tells servers off that have a request of this acquisition which they did not answer. Nobody waits for them: without
+    /// the second round what they may yet take is no grant, and ends with the TTL.
+    fn tell_off(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>) {
+        for member in self.all().filter(|member| member.known.operations.in_doubt(owner).is_some()) {
+            let (call, owner, keys) = (call.clone(), *owner, keys.clone());
+            tokio::spawn(async move { give_back(&member, &call, &owner, &keys, true).await });
+        }
     }
 
     /// Asks all servers once.
@@ -458,17 +439,7 @@ impl RedlockBackend {
     ) -> Result<Attempt> {
         let owner = request.owner();
         let now = call.now();
-        // See the backend for one server: no copy runs after the end of the lease that an earlier one may have made.
-        let first =
-            self.members.iter().map(|member| member.known.operations.first_unanswered(owner, now)).min();
-        let last = first.unwrap_or(now).saturating_add(request.ttl());
-        if now >= last {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "an earlier request of this acquisition was never answered, and its time is over",
-            ));
-        }
-        let votes = self.take_all(call, request, keys, last).await;
+        let votes = self.take_all(call, request, keys).await;
         if let Err(error) = self.are_different() {
             self.cancel(call, request).await?;
             return Err(error);
@@ -511,13 +482,13 @@ impl RedlockBackend {
                     let left = request.ttl().saturating_sub(TIMERS);
                     match request.granted(call, sent.min(since), left, fence) {
                         Ok(lease) => return Ok(Attempt::Granted(lease)),
-                        Err(error) => {
-                            self.clean_up(call, owner, keys, &ours).await;
-                            return Err(error);
-                        }
+                        // It is on record; who asked gives it back, or asks again.
+                        Err(error) => return Err(error),
                     }
                 }
                 Ok(None) => {}
+                // It may be settled on a majority.
+                Err(error) if !error.kind().had_no_effect() => return Err(error),
                 Err(error) => {
                     self.clean_up(call, owner, keys, &ours).await;
                     return Err(error);
@@ -525,7 +496,7 @@ impl RedlockBackend {
             }
         }
 
-        let unclean = self.clean_up(call, owner, keys, &ours).await;
+        self.clean_up(call, owner, keys, &ours).await;
         let holder = self.holder_of(&held);
         let mut ends: Vec<Duration> = held.iter().map(|(_, left, _)| *left).collect();
         ends.sort_unstable();
@@ -537,32 +508,25 @@ impl RedlockBackend {
             let split = holder.is_none() && held.iter().all(|(shown, ..)| shown.is_some());
             return Ok(if split { Attempt::Split } else { Attempt::Held { holder, ends } });
         }
-        // What is left on a minority is no grant; it is told off where it can be.
-        let is_clean = unclean.len() < self.quorum();
-        if !held.is_empty() && ours.len() + held.len() >= self.quorum() && is_clean {
+        if !held.is_empty() && ours.len() + held.len() >= self.quorum() {
             return Ok(Attempt::Split);
         }
         let over = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Over))).count();
-        if is_clean && over >= self.veto() {
+        if over >= self.veto() {
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 "this acquisition was given up before it arrived",
             ));
         }
         let late = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Late))).count();
-        if is_clean && late >= self.veto() {
+        if late >= self.veto() {
             let ended = request.wait_until().is_some_and(|end| call.now() >= end);
             return Err(match ended {
                 true => Error::held_by(ErrorKind::WaitTimeout, None),
                 false => Error::new(ErrorKind::Unavailable, "the request reached the servers after its time"),
             });
         }
-        let error = self.too_few(&votes, self.quorum());
-        Err(match (error.kind(), is_clean) {
-            (ErrorKind::Unknown, true) => Error::new(ErrorKind::Unavailable, error.message().to_owned()),
-            (ErrorKind::Unavailable, false) => Error::new(ErrorKind::Unknown, error.message().to_owned()),
-            _ => error,
-        })
+        Err(self.too_few(&votes, self.quorum()))
     }
 
     /// Names who has a majority, of what servers show.
@@ -589,23 +553,44 @@ impl RedlockBackend {
         })
     }
 
-    async fn acquire_in_turns(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+    async fn take(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
+        let taken = self.take_in_turns(call, request, &keys).await;
+        // Who is told that it may be granted settles it, and others on the way.
+        if taken.as_ref().is_err_and(|error| error.kind().had_no_effect()) {
+            self.tell_off(call, request.owner(), &keys);
+        }
+        taken
+    }
+
+    async fn take_in_turns(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Result<Lease> {
         self.check_ttl(request.ttl())?;
         if let Some(floor) = request.floor() {
             check_floor(floor)?;
         }
-        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
         let mut spread = request.owner().digest().to_i64() as u64;
         let mut splits = 0;
         // A try is one request to who asks for it, whatever it takes here; a waiter knows that it is many.
         let since = if request.wait_until().is_none() { call.now() } else { Moment::MAX };
+        let mut waited = false;
         loop {
             let begun = call.now();
-            let (holder, ends, split) = match self.attempt(call, request, &keys, since).await? {
-                Attempt::Granted(lease) => return Ok(lease),
-                Attempt::Held { holder, ends } => (holder, ends, false),
-                Attempt::Split => (None, None, true),
+            let attempt = self.attempt(call, request, keys, since).await;
+            let (holder, ends, split, error) = match attempt {
+                Ok(Attempt::Granted(lease)) => return Ok(lease),
+                Ok(Attempt::Held { holder, ends }) => (holder, ends, false, None),
+                Ok(Attempt::Split) => (None, None, true, None),
+                // A waiter asks so often that a line which is torn down is torn down under a request: it asks again.
+                Err(error)
+                    if waited
+                        && matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable)
+                        && call.remaining() > self.config.poll =>
+                {
+                    (None, None, false, Some(error))
+                }
+                Err(error) => return Err(error),
             };
+            waited = true;
             spread = spread.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let jitter = |most: Duration| most.mul_f64((spread >> 40) as f64 / (1u64 << 24) as f64);
             let now = call.now();
@@ -627,12 +612,10 @@ impl RedlockBackend {
                 return Err(Error::held_by(ErrorKind::Held, holder));
             };
             let timed_out = |now: Moment| now.saturating_add(TOO_LATE) >= end;
-            if timed_out(now) {
-                return Err(Error::held_by(ErrorKind::WaitTimeout, holder));
-            }
-            call.clock().sleep_until(wake.min(end)).await;
-            if timed_out(call.now()) {
-                return Err(Error::held_by(ErrorKind::WaitTimeout, holder));
+            let is_last = timed_out(now) || timed_out(wake);
+            call.clock().sleep_until(if is_last { end } else { wake }).await;
+            if is_last {
+                return Err(error.unwrap_or_else(|| Error::held_by(ErrorKind::WaitTimeout, holder)));
             }
         }
     }
@@ -687,14 +670,18 @@ impl RedlockBackend {
     /// Makes sure that an acquisition is granted on no majority, now and later.
     async fn cancel(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let votes = self.on_all(call, |member, call| {
-            let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
-            async move {
-                let found = cancel_on(&member, &call, &owner, ttl, &keys, false).await?.1;
-                member.known.operations.forget(&owner);
-                Ok(found)
-            }
-        });
+        let votes = self.on_all(
+            call,
+            |_| true,
+            |member, call| {
+                let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
+                async move {
+                    let (_, found) = cancel_on(&member, &call, &owner, ttl, &keys, false).await?;
+                    member.known.operations.forget(&owner);
+                    Ok(found)
+                }
+            },
+        );
         let votes = votes.await;
         let gone = votes.iter().filter(|(_, vote)| vote.is_ok()).count();
         if gone >= self.veto() { Ok(()) } else { Err(self.too_few(&votes, self.veto())) }
@@ -703,30 +690,39 @@ impl RedlockBackend {
     async fn settle(&self, call: &Call, request: &AcquireRequest) -> Result<Option<Lease>> {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
         let sent = call.now();
-        let votes = self.on_all(call, |member, call| {
-            let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
-            async move { cancel_on(&member, &call, &owner, ttl, &keys, true).await.map(|(_, found)| found) }
-        });
+        let votes = self.on_all(
+            call,
+            |(_, found): &(u64, Found)| found.is_some(),
+            |member, call| {
+                let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
+                async move { cancel_on(&member, &call, &owner, ttl, &keys, true).await }
+            },
+        );
         let votes = votes.await;
+        let clock = votes.iter().filter_map(|(_, vote)| i64::try_from(vote.as_ref().ok()?.0).ok()).max();
         let ours: Vec<(usize, Option<Fence>, Duration)> = votes
             .iter()
             .filter_map(|(at, vote)| {
-                let (fence, left) = (*vote.as_ref().ok()?)?;
+                let (fence, left) = vote.as_ref().ok()?.1?;
                 Some((*at, fence, left))
             })
             .collect();
-        if let Some(fence) = ours.iter().filter_map(|(_, fence, _)| *fence).max() {
-            let mut lefts: Vec<Duration> =
-                ours.iter().filter(|(_, other, _)| *other == Some(fence)).map(|(_, _, left)| *left).collect();
+        let settled = ours.iter().filter_map(|(_, fence, _)| *fence).max();
+        let mut lefts: Vec<Duration> = ours
+            .iter()
+            .filter(|(_, fence, _)| fence.is_some() && *fence == settled)
+            .map(|(_, _, left)| *left)
+            .collect();
+        if let (Some(fence), Some(at)) = (settled, lefts.len().checked_sub(self.quorum())) {
             lefts.sort_unstable();
-            if let Some(at) = lefts.len().checked_sub(self.quorum()) {
-                return request.granted(call, sent, lefts[at].saturating_sub(TIMERS), fence).map(Some);
-            }
-            // Some have it: it may be granted with this fence yet, by what is still under way.
+            return request.granted(call, sent, lefts[at].saturating_sub(TIMERS), fence).map(Some);
+        }
+        if ours.len() >= self.quorum() {
+            // It is finished, with the fence that some may have already.
+            let floor = request.floor().map_or(0, |floor| floor.get() + 1);
+            let fence = settled.map_or_else(|| floor.max(clock.unwrap_or(1)), Fence::get);
             let ours: Vec<usize> = ours.iter().map(|(at, ..)| *at).collect();
-            if ours.len() >= self.quorum()
-                && let Some((sent, fence)) = self.settle_all(call, request, &keys, &ours, fence.get()).await?
-            {
+            if let Some((_, fence)) = self.settle_all(call, request, &keys, &ours, fence).await? {
                 return request.granted(call, sent, request.ttl().saturating_sub(TIMERS), fence).map(Some);
             }
         }
@@ -749,10 +745,13 @@ impl Drop for Round {
 impl RedlockBackend {
     /// Says on how many servers the first round takes the lock.
     pub(crate) async fn first_round(&self, call: &Call, request: &AcquireRequest) -> usize {
-        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let last = call.now().saturating_add(request.ttl());
-        let votes = self.take_all(call, request, &keys, last).await;
-        votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Ours { .. }))).count()
+        let keys = Keys::new(call.namespace(), request.name());
+        let mut ours = 0;
+        for member in &self.members {
+            let taken = take_on(member, call, request, &keys, &AtomicBool::new(false)).await.unwrap();
+            ours += usize::from(matches!(taken, Taken::Ours { .. }));
+        }
+        ours
     }
 
     /// Returns what the second round finds on each server that does not settle: a fence that is not below, or not the
@@ -803,17 +802,73 @@ fn half(call: &Call) -> Duration {
 }
 
 /// Ends what an owner has on one server, whatever its fence there.
-async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys) -> Result<bool> {
+/// `marks`: and sees that what is in doubt takes nothing later.
+async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, marks: bool) -> Result<bool> {
     let hex = hex(owner);
     let gone = keys.gone(&hex);
     let any_fence = format!("{hex}|");
-    let not_after = decimal(member.known.operations.in_doubt(owner).unwrap_or(0));
+    let in_doubt = member.known.operations.in_doubt(owner).filter(|_| marks);
+    let not_after = decimal(in_doubt.unwrap_or(0));
     let args: [&[u8]; 3] = [any_fence.as_bytes(), &not_after, keys.channel.as_bytes()];
     let (_, answer) = member.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    member.known.operations.forget(owner);
+    if marks {
+        member.known.operations.forget(owner);
+    }
     Ok(answer.int(0)? == 1)
 }
 
+/// The first round on one server; `over`: too late for it.
+async fn take_on(
+    member: &Member,
+    call: &Call,
+    request: &AcquireRequest,
+    keys: &Keys,
+    over: &AtomicBool,
+) -> Result<Taken> {
+    let owner = request.owner();
+    let mut corrected = false;
+    loop {
+        let link = member.link(call).await?;
+        let now = call.now();
+        member.check_ready(now)?;
+        let operations = &member.known.operations;
+        // No copy runs after the call, nor after the end of what an earlier copy may have taken here. When
+        // that is past, none is under way any more.
+        let mut first = operations.first_unanswered(owner, now);
+        if now >= first.saturating_add(request.ttl()) {
+            operations.forget(owner);
+            first = now;
+        }
+        let last = first.saturating_add(request.ttl());
+        let not_after = link.server_time(last.min(call.deadline()));
+        let hex = hex(owner);
+        let gone = keys.gone(&hex);
+        let args: [&[u8]; 4] = [
+            hex.as_bytes(),
+            &decimal(millis(request.ttl())),
+            &decimal(not_after),
+            request.label().unwrap_or_default().as_bytes(),
+        ];
+        operations.sends(owner, now, request.ttl(), not_after);
+        // After it was noted: either this sees that the round is over, or who clears up sees the note.
+        if over.load(Ordering::SeqCst) {
+            operations.answered(owner);
+            return Err(Error::new(ErrorKind::Unavailable, "the server was not connected to in time"));
+        }
+        let keys: [&str; 3] = [&keys.lock, &keys.fence, &gone];
+        let answer = member.run_on(&link, call, &TAKE, &keys, &args).await;
+        if !matches!(&answer, Err(error) if !error.kind().had_no_effect()) {
+            operations.answered(owner);
+        }
+        match Taken::read(&answer?.1)? {
+            // The answer corrected the estimate of its clock. It did nothing.
+            Taken::Late if !corrected && call.now() < last.min(call.deadline()) => corrected = true,
+            taken => return Ok(taken),
+        }
+    }
+}
+
+/// Ends an acquisition on one server, or tells what it has there; and that server's time.
 async fn cancel_on(
     member: &Member,
     call: &Call,
@@ -821,15 +876,15 @@ async fn cancel_on(
     ttl: Duration,
     keys: &Keys,
     adopt: bool,
-) -> Result<(Moment, Found)> {
+) -> Result<(u64, Found)> {
     let hex = hex(owner);
     let gone = keys.gone(&hex);
     let not_after = decimal(member.known.operations.in_doubt(owner).unwrap_or(0));
     let adopt: &[u8] = if adopt { b"1" } else { b"0" };
     let args: [&[u8]; 5] =
         [hex.as_bytes(), adopt, &not_after, &decimal(millis(ttl)), keys.channel.as_bytes()];
-    let (sent, answer) = member.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    Ok((sent, steps::read_found(&answer)?))
+    let (_, answer) = member.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
+    Ok((answer.us, steps::read_found(&answer)?))
 }
 
 #[async_trait]
@@ -859,7 +914,7 @@ impl LockBackend for RedlockBackend {
     }
 
     async fn acquire(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
-        let acquired = self.acquire_in_turns(call, request).await;
+        let acquired = self.take(call, request).await;
         acquired.map_err(|e| e.about(Verb::Acquire, Some(request.name()), BACKEND))
     }
 
@@ -867,17 +922,21 @@ impl LockBackend for RedlockBackend {
         let renewed = async {
             self.check_ttl(ttl)?;
             let sent = call.now();
-            let votes = self.on_all(call, |member, call| {
-                let keys = Keys::new(call.namespace(), &lease.name);
-                let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
-                async move {
-                    let (keys, args) = renewal.into_request(false);
-                    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-                    let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-                    let (_, answer) = member.run(&call, &wire::RENEW, &keys, &args).await?;
-                    Renewal::read(&answer)
-                }
-            });
+            let votes = self.on_all(
+                call,
+                |standing: &Standing<_>| matches!(standing, Standing::Ours(_)),
+                |member, call| {
+                    let keys = Keys::new(call.namespace(), &lease.name);
+                    let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
+                    async move {
+                        let (keys, args) = renewal.into_request(false);
+                        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+                        let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+                        let (_, answer) = member.run(&call, &wire::RENEW, &keys, &args).await?;
+                        Renewal::read(&answer)
+                    }
+                },
+            );
             self.judge(call, lease, votes.await)?;
             Ok(call.renewed(lease, sent, ttl.saturating_sub(TIMERS)))
         };
@@ -887,10 +946,14 @@ impl LockBackend for RedlockBackend {
     async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
         let released = async {
             let keys = Arc::new(Keys::new(call.namespace(), &lease.name));
-            let votes = self.on_all(call, |member, call| {
-                let (owner, keys) = (lease.owner, keys.clone());
-                async move { give_back(&member, &call, &owner, &keys).await }
-            });
+            let votes = self.on_all(
+                call,
+                |ended: &bool| *ended,
+                |member, call| {
+                    let (owner, keys) = (lease.owner, keys.clone());
+                    async move { give_back(&member, &call, &owner, &keys, true).await }
+                },
+            );
             let votes = votes.await;
             let answered = votes.iter().filter(|(_, vote)| vote.is_ok()).count();
             if answered < self.veto() {
@@ -993,10 +1056,14 @@ impl LockBackend for RedlockBackend {
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
         let looked = async {
-            let votes = self.on_all(call, |member, call| async move {
-                let link = member.link(&call).await?;
-                wire::highest_fence(&link, &call, &Keys::fences(call.namespace())).await
-            });
+            let votes = self.on_all(
+                call,
+                |_| true,
+                |member, call| async move {
+                    let link = member.link(&call).await?;
+                    wire::highest_fence(&link, &call, &Keys::fences(call.namespace())).await
+                },
+            );
             let votes = votes.await;
             let highest: Vec<i64> =
                 votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
@@ -1050,15 +1117,19 @@ impl LockBackend for RedlockBackend {
             }
             let keys = Arc::new(Keys::new(call.namespace(), name));
             let fence = held_by.fence;
-            let votes = self.on_all(call, |member, call| {
-                let keys = keys.clone();
-                async move {
-                    let own = wire::own(&owner, fence);
-                    let gone = keys.gone(&hex(&owner));
-                    let names: [&str; 3] = [&keys.lock, &gone, &keys.none()];
-                    member.run(&call, &CUT, &names, &[own.as_bytes()]).await.map(drop)
-                }
-            });
+            let votes = self.on_all(
+                call,
+                |_| true,
+                |member, call| {
+                    let keys = keys.clone();
+                    async move {
+                        let own = wire::own(&owner, fence);
+                        let gone = keys.gone(&hex(&owner));
+                        let names: [&str; 3] = [&keys.lock, &gone, &keys.none()];
+                        member.run(&call, &CUT, &names, &[own.as_bytes()]).await.map(drop)
+                    }
+                },
+            );
             let votes = votes.await;
             if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
                 return Err(Error::new(
@@ -1078,15 +1149,19 @@ impl LockBackend for RedlockBackend {
         after: Option<&LockName>,
     ) -> Result<Vec<LockName>> {
         let listed = async {
-            let votes = self.on_all(call, |member, call| {
-                let (prefix, after) = (prefix.cloned(), after.cloned());
-                async move {
-                    let link = member.link(&call).await?;
-                    let mut page = BTreeSet::new();
-                    wire::names(&link, &call, prefix.as_ref(), after.as_ref(), &mut page).await?;
-                    Ok(page)
-                }
-            });
+            let votes = self.on_all(
+                call,
+                |_| true,
+                |member, call| {
+                    let (prefix, after) = (prefix.cloned(), after.cloned());
+                    async move {
+                        let link = member.link(&call).await?;
+                        let mut page = BTreeSet::new();
+                        wire::names(&link, &call, prefix.as_ref(), after.as_ref(), &mut page).await?;
+                        Ok(page)
+                    }
+                },
+            );
             let votes = votes.await;
             if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.veto() {
                 return Err(self.too_few(&votes, self.veto()));
@@ -1126,16 +1201,20 @@ impl RedlockBackend {
         };
         let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
         let sent = call.now();
-        let votes = self.on_all(call, |member, call| {
-            let requests = requests.clone();
-            async move {
-                let link = member.link(&call).await?;
-                let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;
-                let (replies, _) = replies.map_err(|refusal| error::error(Phase::Sent, refusal))?;
-                let one = |reply| Renewal::read(&one_of_many(reply)?);
-                Ok(replies.into_iter().map(one).collect::<Vec<_>>())
-            }
-        });
+        let votes = self.on_all(
+            call,
+            |_| true,
+            |member, call| {
+                let requests = requests.clone();
+                async move {
+                    let link = member.link(&call).await?;
+                    let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;
+                    let (replies, _) = replies.map_err(|refusal| error::error(Phase::Sent, refusal))?;
+                    let one = |reply| Renewal::read(&one_of_many(reply)?);
+                    Ok(replies.into_iter().map(one).collect::<Vec<_>>())
+                }
+            },
+        );
         let mut votes: Vec<(usize, Result<_>)> =
             votes.await.into_iter().map(|(at, vote)| (at, vote.map(Vec::into_iter))).collect();
         let renewed = leases.iter().map(|lease| {
@@ -1158,13 +1237,17 @@ impl RedlockBackend {
     /// Asks all servers what they show; a majority must answer.
     async fn look(&self, call: &Call, name: &LockName) -> Result<Vec<(usize, Seen)>> {
         let keys = Arc::new(Keys::new(call.namespace(), name));
-        let votes = self.on_all(call, |member, call| {
-            let keys = keys.clone();
-            async move {
-                let (_, answer) = member.run(&call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
-                Seen::read(&answer)
-            }
-        });
+        let votes = self.on_all(
+            call,
+            |seen: &Seen| seen.held,
+            |member, call| {
+                let keys = keys.clone();
+                async move {
+                    let (_, answer) = member.run(&call, &INSPECT, &[&keys.lock, &keys.fence], &[]).await?;
+                    Seen::read(&answer)
+                }
+            },
+        );
         let votes = votes.await;
         if votes.iter().filter(|(_, vote)| vote.is_ok()).count() < self.quorum() {
             return Err(self.too_few(&votes, self.quorum()));
@@ -1181,38 +1264,46 @@ impl RedlockBackend {
         floor: Fence,
     ) -> Votes<Standing<()>> {
         let keys = Arc::new(Keys::new(call.namespace(), name));
-        self.on_all(call, |member, call| {
-            let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
-            async move {
-                let (own, gone) = (wire::own(&owner, fence), keys.gone(&hex(&owner)));
-                let numbers =
-                    [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-                let names: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
-                let (_, answer) = member.run(&call, &RAISE, &names, &args).await?;
-                Standing::read(&answer, || Ok(()))
-            }
-        })
+        self.on_all(
+            call,
+            |standing: &Standing<_>| matches!(standing, Standing::Ours(_)),
+            |member, call| {
+                let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
+                async move {
+                    let (own, gone) = (wire::own(&owner, fence), keys.gone(&hex(&owner)));
+                    let numbers =
+                        [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
+                    let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
+                    let names: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
+                    let (_, answer) = member.run(&call, &RAISE, &names, &args).await?;
+                    Standing::read(&answer, || Ok(()))
+                }
+            },
+        )
         .await
     }
 
     async fn raise_for_all(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
         let keys = Arc::new(Keys::new(call.namespace(), name));
-        let votes = self.on_all(call, |member, call| {
-            let (keys, margin) = (keys.clone(), self.config.fence_margin);
-            async move {
-                let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-                let (_, answer) =
-                    member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
-                match &*answer.word {
-                    b"ok" => answer.fence(0),
-                    b"alien" => Err(wire::alien()),
-                    b"full" => Err(wire::full()),
-                    _ => Err(wire::unreadable()),
+        let votes = self.on_all(
+            call,
+            |_| true,
+            |member, call| {
+                let (keys, margin) = (keys.clone(), self.config.fence_margin);
+                async move {
+                    let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
+                    let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
+                    let (_, answer) =
+                        member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
+                    match &*answer.word {
+                        b"ok" => answer.fence(0),
+                        b"alien" => Err(wire::alien()),
+                        b"full" => Err(wire::full()),
+                        _ => Err(wire::unreadable()),
+                    }
                 }
-            }
-        });
+            },
+        );
         let votes = votes.await;
         let raised: Vec<Fence> = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok().copied()).collect();
         if raised.len() < self.quorum() {

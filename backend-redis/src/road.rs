@@ -1,6 +1,6 @@
 //! The way from a lock to the server that decides about it, and around what stands in that way.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use lockcore::backend::{Call, Clock, Error, ErrorKind, Moment, Result};
 use redis::{RedisError, ServerErrorKind, Value};
@@ -21,7 +21,6 @@ const TURNS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One server, and the connections to it.
-#[derive(Debug)]
 pub(crate) struct Node {
     config: Arc<RedisConfig>,
     /// Of a Cluster, where it is.
@@ -85,6 +84,15 @@ impl Node {
     pub(crate) fn close(&self) {
         self.connection.close();
         self.lanes.close();
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("name", &self.name())
+            .field("connection", &self.connection)
+            .finish_non_exhaustive()
     }
 }
 
@@ -172,9 +180,9 @@ pub(crate) struct Done {
 
 impl Done {
     /// Returns the answer of something that only counts where replicas have it; it stays in doubt where they do not.
-    pub(crate) fn acknowledged(self) -> Result<(Moment, Answer)> {
+    pub(crate) fn acknowledged(self) -> Result<Answer> {
         match self.short {
-            None => Ok((self.sent, self.answer)),
+            None => Ok(self.answer),
             Some(short) if short.kind().had_no_effect() && short.kind() != ErrorKind::Unavailable => {
                 Err(short)
             }
@@ -368,9 +376,9 @@ impl Road {
         call: &Call,
         script: &Script,
         requests: Vec<Request>,
-    ) -> Vec<Result<(Moment, Answer)>> {
+    ) -> Vec<Result<Answer>> {
         let first_key = |request: &Request| request.0.first().cloned().unwrap_or_default();
-        let mut answers: Vec<Option<Result<(Moment, Answer)>>> = requests.iter().map(|_| None).collect();
+        let mut answers: Vec<Option<Result<Answer>>> = requests.iter().map(|_| None).collect();
         // Which server is asked for which of them.
         let mut groups: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
         for (at, request) in requests.iter().enumerate() {
@@ -397,7 +405,8 @@ impl Road {
                         let mut trip = self.to(&first_key(&request));
                         let keys: Vec<&str> = request.0.iter().map(String::as_str).collect();
                         let args: Vec<&[u8]> = request.1.iter().map(Vec::as_slice).collect();
-                        trip.run(call, script, &keys, &args, true).await.and_then(Done::acknowledged)
+                        let done = trip.run(call, script, &keys, &args, true).await;
+                        done.and_then(Done::acknowledged)
                     }
                     Err(Some(error)) => Err(error),
                 });

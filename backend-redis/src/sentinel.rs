@@ -40,6 +40,7 @@ pub(crate) async fn greet(
     let count = u32::try_from(sentinels.len()).unwrap_or(u32::MAX).max(1);
     let patience = (config.connect_timeout / count).min(Duration::from_secs(1));
     let (mut asked, mut strangers, mut failure) = (0, 0, None::<Refusal>);
+    let mut outdated: Vec<Master> = Vec::new();
     for (host, port) in sentinels {
         let answer = tokio::time::timeout(patience, ask(config, host, *port, name)).await;
         let master = match answer {
@@ -64,23 +65,21 @@ pub(crate) async fn greet(
         asked += 1;
         // One that was cut off may still name a master that the others have replaced.
         if !learnt.saw_epoch(master.epoch) {
+            outdated.push(master);
             continue;
         }
-        let greeting = greet_tcp(config, &master.host, master.port, push.clone(), learnt, clock.clone());
-        match tokio::time::timeout(patience, greeting).await {
-            Ok(Ok(link)) => {
-                learnt.saw_replicas(master.replicas);
-                return Ok(link);
-            }
-            Ok(Err(refusal)) => failure = Some(refusal),
-            Err(_) => {
-                let silent = format!(
-                    "the master at {}:{} did not greet within {patience:?}",
-                    master.host, master.port
-                );
-                failure = Some((ErrorKind::Unavailable, silent, None));
-            }
+        match greet_master(config, &master, patience, push.clone(), learnt, clock.clone()).await {
+            Ok(link) => return Ok(link),
+            Err(refusal) => failure = Some(refusal),
         }
+    }
+    // Most of them agree on an older one: they were set up anew, and count from the beginning.
+    outdated.sort_by_key(|master| std::cmp::Reverse(master.epoch));
+    if outdated.len() > sentinels.len() / 2
+        && let Some(master) = outdated.first()
+    {
+        learnt.forget_epoch(master.epoch);
+        return greet_master(config, master, patience, push, learnt, clock).await;
     }
     if asked > 0 && asked == strangers {
         let unknown = format!("the Sentinels watch no master with the name {name:?}");
@@ -89,6 +88,25 @@ pub(crate) async fn greet(
     Err(failure.unwrap_or_else(|| {
         (ErrorKind::Unavailable, "the Sentinels that answer name a master that was replaced".into(), None)
     }))
+}
+
+/// Greets the server that a Sentinel named; it must say itself that it is a master.
+async fn greet_master(
+    config: &RedisConfig,
+    master: &Master,
+    patience: Duration,
+    push: Option<Push>,
+    learnt: &Learnt,
+    clock: Arc<dyn Clock>,
+) -> Attempt {
+    let greeting = greet_tcp(config, &master.host, master.port, push, learnt, clock);
+    let Ok(greeted) = tokio::time::timeout(patience, greeting).await else {
+        let silent =
+            format!("the master at {}:{} did not greet within {patience:?}", master.host, master.port);
+        return Err((ErrorKind::Unavailable, silent, None));
+    };
+    learnt.saw_replicas(master.replicas);
+    greeted
 }
 
 /// Asks one Sentinel; `None`: it does not know the name.

@@ -23,10 +23,13 @@ use crate::{
 };
 
 mod cluster;
+mod errors;
 mod redlock;
 mod replicas;
 mod sentinel;
 mod server;
+#[cfg(feature = "tls")]
+mod tls;
 
 use server::{Server, WATCHDOG};
 

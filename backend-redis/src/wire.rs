@@ -529,24 +529,19 @@ impl Renewal {
     }
 }
 
-pub(crate) async fn renew(
-    trip: &mut Trip<'_>,
-    call: &Call,
-    renewal: &Renewal,
-) -> Result<(Moment, Standing<Duration>)> {
+pub(crate) async fn renew(trip: &mut Trip<'_>, call: &Call, renewal: &Renewal) -> Result<Standing<Duration>> {
     let [lock, gone, none] = &renewal.keys;
     let [own, ttl] = &renewal.args;
     if trip.is_cluster {
-        let (sent, answer) =
-            trip.run(call, &RENEW, &[lock.as_str(); 3], &[own, ttl], true).await?.acknowledged()?;
+        let answer = trip.run(call, &RENEW, &[lock.as_str(); 3], &[own, ttl], true).await?.acknowledged()?;
         if let found @ Standing::Ours(_) = Renewal::read(&answer)? {
-            return Ok((sent, found));
+            return Ok(found);
         }
         // The mark of a break was not looked at.
     }
     let done = trip.run(call, &RENEW, &[lock, gone, none], &[own, ttl], true).await?;
-    let (sent, answer) = done.acknowledged()?;
-    Ok((sent, Renewal::read(&answer)?))
+    let answer = done.acknowledged()?;
+    Renewal::read(&answer)
 }
 
 /// Ends a holding; says whether it was on record. `not_after` is for an acquisition that had an unanswered request.
@@ -581,7 +576,7 @@ pub(crate) async fn cancel(
     adopt: bool,
     not_after: Option<u64>,
     ttl: Duration,
-) -> Result<(Moment, Option<(Fence, Duration)>)> {
+) -> Result<Option<(Fence, Duration)>> {
     let hex = hex(owner);
     let gone = keys.gone(&hex);
     let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
@@ -591,10 +586,10 @@ pub(crate) async fn cancel(
     match &*done.answer.word {
         // What is adopted counts as little as a grant that replicas do not have.
         b"ok" => {
-            let (sent, answer) = done.acknowledged()?;
-            Ok((sent, Some((answer.fence(0)?, answer.left(1)?))))
+            let answer = done.acknowledged()?;
+            Ok(Some((answer.fence(0)?, answer.left(1)?)))
         }
-        b"gone" => Ok((done.sent, None)),
+        b"gone" => Ok(None),
         _ => Err(unreadable()),
     }
 }
@@ -613,7 +608,7 @@ pub(crate) async fn raise(
     let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
     let keys: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
-    let (_, answer) = trip.run(call, &RAISE, &keys, &args, true).await?.acknowledged()?;
+    let answer = trip.run(call, &RAISE, &keys, &args, true).await?.acknowledged()?;
     Standing::read(&answer, || Ok(()))
 }
 
@@ -627,7 +622,7 @@ pub(crate) async fn raise_fence(
     let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
     let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
     let done = trip.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args, true).await?;
-    let (_, answer) = done.acknowledged()?;
+    let answer = done.acknowledged()?;
     match &*answer.word {
         b"ok" => answer.fence(0),
         b"alien" => Err(alien()),
@@ -649,7 +644,7 @@ pub(crate) async fn break_lock(
     let margin = decimal(millis(margin));
     let args: [&[u8]; 3] = [own.as_bytes(), &margin, keys.channel.as_bytes()];
     let keys: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
-    let (_, answer) = trip.run(call, &BREAK, &keys, &args, true).await?.acknowledged()?;
+    let answer = trip.run(call, &BREAK, &keys, &args, true).await?.acknowledged()?;
     match &*answer.word {
         b"ok" => answer.fence(0).map(Some),
         b"changed" => Ok(None),

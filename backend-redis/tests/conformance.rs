@@ -10,8 +10,9 @@ use lockcore::{
     LockName,
     backend::{LockBackend, Owner, async_trait},
 };
-use lockcore_conformance::{Service, Suite};
+use lockcore_conformance::{Servers, Service, Suite};
 use lockcore_redis::{RedisBackend, RedisConfig, RedlockBackend, RedlockConfig};
+use rustix::process::Signal;
 
 #[path = "../src/tests/server.rs"]
 #[allow(dead_code, unreachable_pub)]
@@ -62,14 +63,6 @@ impl Service for Store {
         connect(self.url.clone()).await
     }
 
-    fn servers(&self) -> Vec<SocketAddr> {
-        vec![([127, 0, 0, 1], self.port).into()]
-    }
-
-    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
-        connect(addresses[0].port().to_string()).await
-    }
-
     /// The nodes of a Cluster tell clients where they are themselves, past every proxy.
     fn servers(&self) -> Vec<SocketAddr> {
         if self.url.starts_with("redis+cluster:") {
@@ -100,7 +93,7 @@ impl Service for Store {
     }
 
     async fn version(&self) -> Option<String> {
-        let told: String = self.raw("INFO", "server");
+        let told: String = self.raw("INFO", "server").into_iter().next()?;
         let field = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         // Valkey goes on saying 7.2 where programs look for the Redis that it came from.
         let valkey = field("valkey_version:").map(|version| format!("Valkey {version}"));
@@ -109,6 +102,78 @@ impl Service for Store {
 
     fn address(&self) -> Option<String> {
         Some(self.url.clone())
+    }
+}
+
+/// A set-up of one case's own, with power over its servers.
+struct Own {
+    store: Store,
+    servers: tokio::sync::Mutex<Vec<Server>>,
+}
+
+impl Own {
+    async fn start(count: usize, options: &[&str], url: impl Fn(&str) -> String) -> Self {
+        let mut servers = Vec::new();
+        for _ in 0..count {
+            servers.push(Server::with(options).await.expect("Redis is not skipped: the suite runs"));
+        }
+        let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
+        let store = Store::new(url(&list(&ports)), ports, count / 2 + 1);
+        Self { store, servers: tokio::sync::Mutex::new(servers) }
+    }
+}
+
+#[async_trait]
+impl Servers for Own {
+    fn count(&self) -> usize {
+        self.store.ports.len()
+    }
+
+    async fn kill(&self, server: usize) {
+        self.servers.lock().await[server].kill();
+    }
+
+    async fn restart(&self, server: usize) {
+        self.servers.lock().await[server].start_again().await;
+    }
+
+    async fn stop(&self, server: usize) {
+        self.servers.lock().await[server].signal(Signal::STOP);
+    }
+
+    async fn go_on(&self, server: usize) {
+        self.servers.lock().await[server].signal(Signal::CONT);
+    }
+}
+
+#[async_trait]
+impl Service for Own {
+    async fn connect(&self) -> Arc<dyn LockBackend> {
+        self.store.connect().await
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        self.store.servers()
+    }
+
+    async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
+        self.store.connect_through(addresses).await
+    }
+
+    async fn holder(&self, name: &LockName) -> Option<Owner> {
+        self.store.holder(name).await
+    }
+
+    async fn steal(&self, name: &LockName) {
+        self.store.steal(name).await;
+    }
+
+    fn namespace(&self, seed: u64) -> String {
+        self.store.namespace(seed)
+    }
+
+    fn power(&self) -> Option<&dyn Servers> {
+        Some(self)
     }
 }
 
@@ -148,25 +213,25 @@ fn main() -> ExitCode {
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime can be made");
     let mut failed = false;
-    let mut play = |profile: &'static str, store: Store| {
-        let suite = Suite::new(profile, async move || store.clone());
-        failed |= suite.main() != ExitCode::SUCCESS;
-    };
+    let suite = |profile: &'static str, store: Store| Suite::new(profile, async move || store.clone());
+    let mut play = |suite: Suite| failed |= suite.main() != ExitCode::SUCCESS;
     // Each set-up ends before the next begins: the machine is small.
     if is_wanted("redis-single") {
         let Some(server) = runtime.block_on(Server::start()) else { return ExitCode::SUCCESS };
         let url = format!("redis://{}", list(&[server.port]));
-        play("redis-single", Store::new(url, vec![server.port], 1));
+        let suite = suite("redis-single", Store::new(url, vec![server.port], 1));
+        // Without a disk: a restart forgets.
+        play(suite.own_servers(1, async || Own::start(1, &[], |list| format!("redis://{list}")).await));
     }
     if is_wanted("redis-replicated") {
         let Some(fleet) = runtime.block_on(Fleet::start(2, &[])) else { return ExitCode::SUCCESS };
         let url = format!("redis://{}?wait-replicas=majority", list(&[fleet.master.port]));
-        play("redis-replicated", Store::new(url, vec![fleet.master.port], 1));
+        play(suite("redis-replicated", Store::new(url, vec![fleet.master.port], 1)));
     }
     if is_wanted("redis-cluster") {
         let Some(cluster) = runtime.block_on(ClusterOf::start(3, 0)) else { return ExitCode::SUCCESS };
         let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.port).collect();
-        play("redis-cluster", Store::new(format!("redis+cluster://{}", list(&ports)), ports, 1));
+        play(suite("redis-cluster", Store::new(format!("redis+cluster://{}", list(&ports)), ports, 1)));
     }
     if is_wanted("redis-redlock") {
         let mut servers = Vec::new();
@@ -175,7 +240,14 @@ fn main() -> ExitCode {
             servers.push(server);
         }
         let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
-        play("redis-redlock", Store::new(format!("redlock://{}", list(&ports)), ports, 2));
+        let suite = suite("redis-redlock", Store::new(format!("redlock://{}", list(&ports)), ports, 2));
+        // With a disk: a server that forgets is a test of the crate's own.
+        let durable = ["--appendonly", "yes", "--appendfsync", "always"];
+        play(
+            suite.own_servers(3, async move || {
+                Own::start(3, &durable, |list| format!("redlock://{list}")).await
+            }),
+        );
     }
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

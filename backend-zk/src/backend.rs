@@ -26,7 +26,7 @@ const LIST_PAGE: usize = 1000;
 /// that created the holder's node.
 #[derive(Debug)]
 pub struct ZkBackend {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 impl ZkBackend {
@@ -112,11 +112,13 @@ impl LockBackend for ZkBackend {
         let space = inner.space(call);
         let queue = space.queue(request.name());
         let key = key(&queue, request.owner());
+        let began = call.now();
         if let Some(place) = self.standing(call, &key).await? {
             while let Stage::Stands(node) = &place.stage {
-                let look =
+                let mut look =
                     wire::look(&place.session, bound_of(call), &space.base(), &queue, Some(&node.name))
                         .await?;
+                look.sent = began;
                 if !look.queue.is_first(&node.name) || look.own.is_none() {
                     break;
                 }
@@ -509,11 +511,18 @@ impl LockBackend for ZkBackend {
         session.write_beat(bound_of(call)).await?;
         if let Err(error) = wire::probe_container(&session, bound_of(call), &inner.config.root).await {
             findings.push(format!(
-                "nodes of kind container cannot be made ({error}); use ZooKeeper 3.5.3 or later, and leave \
+                "nodes of kind container cannot be made ({error}); use ZooKeeper 3.6 or later, and leave \
                  zookeeper.extendedTypesEnabled and the access list of the root alone"
             ));
         }
-        findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+        if inner.config.secure {
+            findings.push(
+                "versions, modes, ticks and limits of the servers are unknown behind TLS; look by hand"
+                    .into(),
+            );
+        } else {
+            findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+        }
         let mut preflight = Preflight::clean(self.capabilities());
         preflight.findings = findings;
         Ok(preflight)

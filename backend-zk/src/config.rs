@@ -1,10 +1,22 @@
 //! How to reach the ensemble.
 
-use std::time::Duration;
+use std::{fmt, path::PathBuf, time::Duration};
 
 use lockcore::backend::{Error, ErrorKind, Result};
 
-/// Says where the servers are and below which node the locks live.
+/// Files for servers that speak TLS; read when a session is opened, so what replaces them counts from the next one on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TlsFiles {
+    /// Certificates of the authorities that are trusted, PEM. No default: the system's are not asked.
+    pub ca_file: Option<PathBuf>,
+    /// The client's certificate, PEM. Default none.
+    pub cert_file: Option<PathBuf>,
+    /// The key of the client's certificate, PEM. Default none.
+    pub key_file: Option<PathBuf>,
+}
+
+/// Says where the servers are and below which node the locks live. `Debug` shows no password.
 ///
 /// # Example
 /// ```
@@ -15,13 +27,22 @@ use lockcore::backend::{Error, ErrorKind, Result};
 /// assert_eq!(config.root, "/shop");
 /// # Ok::<(), lockcore::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ZkConfig {
     /// Client addresses of the servers, `host:port`. No default.
     pub servers: Vec<String>,
     /// The node below which everything is kept, as `/shop/locks`; made if it is missing. Default: the root, empty.
     pub root: String,
+    /// All servers speak TLS at these addresses; needs the feature `tls`. Default no.
+    pub secure: bool,
+    /// Files for TLS.
+    pub tls: TlsFiles,
+    /// The user of the scheme `digest`. With one, every node that is made here is open to this user alone. Default none: open
+    /// to everybody.
+    pub user: Option<String>,
+    /// The password. Default none.
+    pub password: Option<String>,
     /// How long a new session may take to come up. Default 2 s.
     pub connect_timeout: Duration,
     /// How long a session without a lock stays open. Default 60 s.
@@ -34,6 +55,10 @@ impl ZkConfig {
         Self {
             servers: servers.into_iter().map(|server| with_port(server.into())).collect(),
             root: String::new(),
+            secure: false,
+            tls: TlsFiles::default(),
+            user: None,
+            password: None,
             connect_timeout: Duration::from_secs(2),
             idle_timeout: Duration::from_secs(60),
         }
@@ -86,10 +111,72 @@ impl ZkConfig {
         if self.root == "/zookeeper" || self.root.starts_with("/zookeeper/") {
             return bad("the node /zookeeper belongs to the server".into());
         }
+        if self.secure && !cfg!(feature = "tls") {
+            return bad("TLS needs the feature `tls` of lockcore-zk, which is not compiled in".into());
+        }
+        if !self.secure && self.tls != TlsFiles::default() {
+            return bad("files for TLS are for servers that speak it, and these do not".into());
+        }
+        if self.secure && self.tls.ca_file.is_none() {
+            return bad("TLS needs a file with the authorities that are trusted: ca_file".into());
+        }
+        if self.tls.cert_file.is_some() != self.tls.key_file.is_some() {
+            return bad("a client's certificate and its key go together".into());
+        }
+        if self.user.is_some() != self.password.is_some() {
+            return bad("user and password of a ZooKeeper ensemble go together".into());
+        }
+        if self.user.as_ref().is_some_and(|user| user.is_empty() || user.contains(':')) {
+            return bad("a user of the scheme digest has a name, without a colon".into());
+        }
         if self.connect_timeout.is_zero() || self.idle_timeout.is_zero() {
             return bad("connect_timeout and idle_timeout are above zero".into());
         }
         Ok(())
+    }
+}
+
+#[cfg(feature = "tls")]
+impl TlsFiles {
+    /// Reads the files.
+    pub(crate) fn read(&self) -> Result<zookeeper_client::TlsOptions> {
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path).map_err(|error| {
+                Error::new(ErrorKind::Misconfigured, format!("{} cannot be read", path.display()))
+                    .with_source(error)
+            })
+        };
+        let unfit = |path: &PathBuf, said: zookeeper_client::Error| {
+            Error::new(ErrorKind::Misconfigured, format!("{} holds nothing that TLS can use", path.display()))
+                .with_source(said)
+        };
+        // Where two libraries of a program bring providers of their own, the client library would panic without one that
+        // is installed. Another that is installed already stays.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let mut options = zookeeper_client::TlsOptions::new();
+        if let Some(path) = &self.ca_file {
+            options = options.with_pem_ca(&read(path)?).map_err(|said| unfit(path, said))?;
+        }
+        if let (Some(cert), Some(key)) = (&self.cert_file, &self.key_file) {
+            let identity = options.with_pem_identity(&read(cert)?, &read(key)?);
+            options = identity.map_err(|said| unfit(cert, said))?;
+        }
+        Ok(options)
+    }
+}
+
+impl fmt::Debug for ZkConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZkConfig")
+            .field("servers", &self.servers)
+            .field("root", &self.root)
+            .field("secure", &self.secure)
+            .field("tls", &self.tls)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .field("connect_timeout", &self.connect_timeout)
+            .field("idle_timeout", &self.idle_timeout)
+            .finish()
     }
 }
 
@@ -121,5 +208,14 @@ mod tests {
             assert_eq!(refused.kind(), ErrorKind::Misconfigured);
             assert!(refused.to_string().contains(says), "{text}: {refused}");
         }
+        for bad in [
+            ZkConfig::new(["a"]).with(|c| c.tls.ca_file = Some("/ca".into())),
+            ZkConfig::new(["a"]).with(|c| c.secure = true),
+        ] {
+            assert_eq!(bad.check().unwrap_err().kind(), ErrorKind::Misconfigured, "{bad:?}");
+        }
+        let half = ZkConfig::new(["a"]).with(|c| c.password = Some("s3cret".into()));
+        assert!(half.check().unwrap_err().to_string().contains("go together"));
+        assert!(!format!("{half:?}").contains("s3cret"), "{half:?}");
     }
 }

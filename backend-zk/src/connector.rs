@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use lockcore::{
-    backend::{Error, ErrorKind, LockBackend, Result, async_trait},
+    backend::{LockBackend, Result, async_trait},
     config::{BackendConfig, Connector},
 };
 
 use crate::{ZkBackend, ZkConfig};
 
-/// Takes `zk://host[:port][,host[:port]]...[/root]`; the port is 2181 where none is said.
+/// Takes `zk://[user:password@]host[:port][,host[:port]]...[/root]`, and `zks://` for TLS; the port is 2181
+/// where none is said.
 ///
-/// Options: `connect-timeout` and `idle-timeout` (durations), as in [`ZkConfig`].
+/// Options: `connect-timeout` and `idle-timeout` (durations), as in [`ZkConfig`]; with `zks` the files `ca-file`, `cert-file`
+/// and `key-file`.
 ///
 /// # Example
 /// ```
@@ -29,7 +31,7 @@ pub struct Zk;
 #[async_trait]
 impl Connector for Zk {
     fn schemes(&self) -> &'static [&'static str] {
-        &["zk"]
+        &["zk", "zks"]
     }
 
     fn check(&self, config: &BackendConfig) -> Result<()> {
@@ -44,12 +46,6 @@ impl Connector for Zk {
 fn read(config: &BackendConfig) -> Result<ZkConfig> {
     let url = &config.url;
     let credentials = config.credentials()?;
-    if credentials.user().is_some() || credentials.expose_password().is_some() {
-        return Err(Error::new(
-            ErrorKind::Misconfigured,
-            "this version of the ZooKeeper backend logs in nowhere; take user and password out of the address",
-        ));
-    }
     let servers = url.hosts().map(|(host, port)| {
         let port = port.unwrap_or(2181);
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -58,9 +54,17 @@ fn read(config: &BackendConfig) -> Result<ZkConfig> {
     let mut options = config.options()?;
     let (connect_timeout, idle_timeout) =
         (options.duration("connect-timeout")?, options.duration("idle-timeout")?);
+    let [ca_file, cert_file, key_file] =
+        [options.text("ca-file")?, options.text("cert-file")?, options.text("key-file")?];
     options.finish()?;
     let read = ZkConfig::new(servers).with(|c| {
         c.root = url.path().trim_end_matches('/').to_owned();
+        c.secure = url.scheme() == "zks";
+        c.tls.ca_file = ca_file.map(Into::into);
+        c.tls.cert_file = cert_file.map(Into::into);
+        c.tls.key_file = key_file.map(Into::into);
+        c.user = credentials.user().map(str::to_owned);
+        c.password = credentials.expose_password().map(str::to_owned);
         c.connect_timeout = connect_timeout.unwrap_or(c.connect_timeout);
         c.idle_timeout = idle_timeout.unwrap_or(c.idle_timeout);
     });
@@ -78,11 +82,22 @@ mod tests {
 
     #[test]
     fn addresses_become_configurations() {
-        let url = StoreUrl::parse("zk://a,[::1]:99/shop/locks?idle-timeout=3s").unwrap();
+        let url = StoreUrl::parse("zk://locks:s3cret@a,[::1]:99/shop/locks?idle-timeout=3s").unwrap();
         let read = read(&BackendConfig::new(url)).unwrap();
         assert_eq!(read.servers, ["a:2181", "[::1]:99"]);
         assert_eq!(read.root, "/shop/locks");
+        assert_eq!((read.user.as_deref(), read.password.as_deref()), (Some("locks"), Some("s3cret")));
         assert_eq!(read.idle_timeout, Duration::from_secs(3));
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn an_address_with_tls_names_its_files() {
+        let url = StoreUrl::parse("zks://a:2281?ca-file=/ca.pem&cert-file=/c.pem&key-file=/k.pem").unwrap();
+        let read = read(&BackendConfig::new(url)).unwrap();
+        assert!(read.secure);
+        assert_eq!(read.tls.ca_file.as_deref(), Some("/ca.pem".as_ref()));
+        assert_eq!(read.tls.key_file.as_deref(), Some("/k.pem".as_ref()));
     }
 
     #[test]
@@ -92,14 +107,15 @@ mod tests {
             ("zk://a?idle=1s", "idle"),
             ("zk://a?idle-timeout=0s", "idle_timeout"),
             ("zk://a//b", "not a node"),
-            ("zk://me:s3cret@a", "logs in nowhere"),
+            ("zk://me@a", "go together"),
+            ("zk://a?ca-file=/ca.pem", "TLS"),
+            ("zks://a", "TLS"),
         ] {
             let refused = match StoreUrl::parse(url) {
                 Ok(url) => registry.check(&BackendConfig::new(url)).unwrap_err(),
                 Err(error) => error,
             };
             assert!(refused.to_string().contains(says), "{url}: {refused}");
-            assert!(!refused.to_string().contains("s3cret"), "{refused}");
         }
     }
 }

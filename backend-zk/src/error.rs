@@ -35,7 +35,7 @@ fn sort(said: &Said) -> (ErrorKind, &'static str) {
         Said::InvalidAcl => (K::Misconfigured, "the ensemble refused the access list"),
         Said::QuotaExceeded => (K::Misconfigured, "the quota of a node is used up"),
         Said::Unimplemented | Said::ReconfigDisabled => {
-            (K::Misconfigured, "the server does not know this request; ZooKeeper 3.5.3 or later is needed")
+            (K::Misconfigured, "the server does not know this request; ZooKeeper 3.6 or later is needed")
         }
         // Its ephemeral nodes are gone, but what else was under way may have been executed before.
         Said::SessionExpired | Said::ClientClosed => (K::Unknown, "the session ended before an answer"),

@@ -28,9 +28,14 @@ mod wire;
 mod worker;
 
 pub use backend::ZkBackend;
-pub use config::ZkConfig;
+pub use config::{TlsFiles, ZkConfig};
 #[cfg(feature = "config")]
 pub use connector::Zk;
+
+#[cfg(test)]
+extern crate self as lockcore_zk;
+#[cfg(test)]
+mod tests;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -26,8 +26,8 @@ pub(crate) async fn look(servers: &[String], bound: Duration) -> Vec<String> {
             continue;
         }
         match version(&said) {
-            Some(version) if version < (3, 5, 3) => findings.push(format!(
-                "{server} runs ZooKeeper {}.{}.{}, which has no container nodes; use 3.5.3 or later",
+            Some(version) if version < (3, 6, 0) => findings.push(format!(
+                "{server} runs ZooKeeper {}.{}.{}, which cannot read several nodes in one request; use 3.6 or later",
                 version.0, version.1, version.2
             )),
             Some(_) => {}

@@ -20,18 +20,27 @@ pub(crate) struct Session {
     pub(crate) clock: Arc<dyn Clock>,
     /// The node that its heartbeat writes.
     pub(crate) beat: String,
+    /// Who may do what with the nodes that it makes.
+    pub(crate) acls: Acls<'static>,
     touches: Mutex<Touches>,
     used: Mutex<Moment>,
 }
 
 impl Session {
-    pub(crate) fn new(client: Client, clock: Arc<dyn Clock>, connect: Moment, beat: String) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        clock: Arc<dyn Clock>,
+        connect: Moment,
+        beat: String,
+        acls: Acls<'static>,
+    ) -> Self {
         let (id, timeout) = (client.session_id().0, client.session_timeout());
         Self {
             client,
             id,
             timeout,
             beat,
+            acls,
             touches: Mutex::new(Touches::new(connect, timeout)),
             used: Mutex::new(clock.now()),
             clock,
@@ -46,9 +55,15 @@ impl Session {
         matches!(self.client.state(), SessionState::SyncConnected | SessionState::ConnectedReadOnly)
     }
 
-    /// Says whether its next grants are good for about their TTL.
+    /// Says whether its next grants are good for about their TTL, or soon will be: a server that is slow to answer is not
+    /// helped by one session more.
     pub(crate) fn is_fresh(&self) -> bool {
-        self.is_connected() && self.clock.now() < self.from().saturating_add(self.timeout.mul_f64(0.6))
+        let now = self.clock.now();
+        let (from, newest) = (self.from(), self.newest());
+        let good = now < from.saturating_add(self.timeout.mul_f64(0.6));
+        let at_work =
+            now < newest.saturating_add(self.timeout / 4) && now < from.saturating_add(self.timeout);
+        self.is_connected() && (good || at_work)
     }
 
     /// Between two heartbeats. Every write that was answered counts as one.
@@ -56,9 +71,10 @@ impl Session {
         self.timeout / 8
     }
 
-    /// Takes note of a write that left then and was answered.
+    /// Takes note of a write that left then and has been answered.
     pub(crate) fn wrote(&self, sent: Moment) {
-        self.touches.lock().unwrap_or_else(PoisonError::into_inner).wrote(sent);
+        let now = self.clock.now();
+        self.touches.lock().unwrap_or_else(PoisonError::into_inner).wrote(sent, now);
     }
 
     /// Returns the moment from which the session lives for its whole timeout.
@@ -88,10 +104,17 @@ impl Session {
         (sent.min(self.from().saturating_add(above)), ttl)
     }
 
-    /// Refuses before anything is queued: the client library would send it whenever it is connected again.
-    pub(crate) fn ready(&self) -> Result<()> {
+    /// Waits for a connection, before anything is queued: the client library would send it whenever it is connected again.
+    /// Returns what is left of the bound.
+    pub(crate) async fn ready(&self, bound: Duration) -> Result<Duration> {
+        let began = self.clock.now();
+        if self.client.state() == SessionState::Disconnected {
+            self.settled(began.saturating_add(bound)).await;
+        }
         match self.client.state() {
-            SessionState::SyncConnected | SessionState::ConnectedReadOnly => Ok(()),
+            SessionState::SyncConnected | SessionState::ConnectedReadOnly => {
+                Ok(bound.saturating_sub(began.until(self.clock.now())))
+            }
             SessionState::Disconnected => {
                 Err(Error::new(ErrorKind::Unavailable, "the session has no connection at the moment"))
             }
@@ -113,7 +136,7 @@ impl Session {
 
     /// Writes the heartbeat; returns the zxid of the write.
     pub(crate) async fn write_beat(&self, bound: Duration) -> Result<i64> {
-        self.ready()?;
+        let bound = self.ready(bound).await?;
         loop {
             let sent = self.clock.now();
             match self.ask(bound, self.client.set_data(&self.beat, b"", None)).await? {
@@ -133,7 +156,7 @@ impl Session {
         let parent = self.beat.rsplit_once('/').map_or("", |(parent, _)| parent);
         loop {
             let sent = self.clock.now();
-            let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+            let options = CreateMode::Ephemeral.with_acls(self.acls);
             match self.ask(bound, self.client.create(&self.beat, b"", &options)).await? {
                 Ok(_) => self.wrote(sent),
                 Err(Said::NodeExists) => {}
@@ -149,7 +172,7 @@ impl Session {
 
     /// Makes a node and those above it, where they are missing.
     pub(crate) async fn make_all(&self, bound: Duration, path: &str) -> Result<()> {
-        let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        let options = CreateMode::Persistent.with_acls(self.acls);
         self.ask(bound, self.client.mkdir(path, &options)).await?.map_err(crate::error::error)
     }
 
@@ -169,13 +192,13 @@ impl Session {
 
     /// Looks whether a node is there.
     pub(crate) async fn stat(&self, bound: Duration, path: &str) -> Result<Option<Stat>> {
-        self.ready()?;
+        let bound = self.ready(bound).await?;
         self.ask(bound, self.client.check_stat(path)).await?.map_err(crate::error::error)
     }
 
     /// Removes one node. Says whether it stood.
     pub(crate) async fn delete(&self, bound: Duration, path: &str) -> Result<bool> {
-        self.ready()?;
+        let bound = self.ready(bound).await?;
         let sent = self.clock.now();
         match self.ask(bound, self.client.delete(path, None)).await? {
             Ok(()) => {
@@ -290,7 +313,6 @@ impl Inner {
     /// Removes own ephemeral nodes that no place stands for: what a lost request made after it was given up.
     async fn sweep(&self, session: &Session) {
         let asked = session.client.list_ephemerals(&beats_parent(&self.config.root));
-        // Servers before 3.6 cannot tell; there the table alone must do.
         let Ok(Ok(paths)) = session.ask(session.timeout / 4, asked).await else { return };
         for path in paths {
             if path != session.beat && !self.places.claims(&path) {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use lockcore::backend::*;
-use zookeeper_client::Client;
+use zookeeper_client::{Acls, Client};
 
 use crate::{
     config::ZkConfig,
@@ -121,8 +121,12 @@ impl Inner {
                 return Ok(session.clone());
             }
             if !session.is_connected() && self.places.of_session(session).0 > 0 {
-                // It may come back, and others live by it.
-                return session.ready().map(|()| session.clone());
+                // It may come back, and others live by it. If it turns out to be over, a new one takes its place.
+                match session.ready(bound_of(call)).await {
+                    Ok(_) if session.is_fresh() => return Ok(session.clone()),
+                    Err(error) if !session.is_over() => return Err(error),
+                    _ => {}
+                }
             }
         }
         // A session that was silent for too long would give short leases; a new one begins with the leader's own touch.
@@ -159,9 +163,22 @@ impl Inner {
 
     async fn open(&self, call: &Call, asked: Duration) -> Result<Arc<Session>> {
         let worker = self.worker()?;
-        let servers = self.config.servers.join(",");
         let bound = self.config.connect_timeout;
-        let connector = Client::connector().with_session_timeout(asked).with_fail_eagerly();
+        let mut connector = Client::connector().with_session_timeout(asked).with_fail_eagerly();
+        let mut acls = Acls::anyone_all();
+        if let (Some(user), Some(password)) = (&self.config.user, &self.config.password) {
+            connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
+            acls = Acls::creator_all();
+        }
+        #[cfg(feature = "tls")]
+        if self.config.secure {
+            connector = connector.with_tls(self.config.tls.read()?);
+        }
+        // Each address says how it is spoken to.
+        let scheme = if self.config.secure { "tcp+tls://" } else { "tcp://" };
+        let servers: Vec<String> =
+            self.config.servers.iter().map(|server| format!("{scheme}{server}")).collect();
+        let servers = servers.join(",");
         let clock = call.clock_arc();
         let connect = clock.now();
         let mut connecting = worker.spawn(async move { connector.connect(&servers).await });
@@ -183,7 +200,7 @@ impl Inner {
         };
         let path = beat(&self.config.root, client.session_id().0);
         worker.serves(client.state_watcher());
-        let session = Arc::new(Session::new(client, clock, connect, path));
+        let session = Arc::new(Session::new(client, clock, connect, path, acls));
         if session.timeout < asked {
             let ms = u64::try_from(session.timeout.as_millis()).unwrap_or(u64::MAX);
             self.longest.store(ms, Ordering::Relaxed);

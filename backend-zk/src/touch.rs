@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use lockcore::backend::Moment;
 
-/// The writes of one session that were answered, by when they left.
+/// The writes of one session that were answered.
 ///
 /// A write that a follower hands to the leader does not itself prolong the session there; the follower reports which
 /// sessions were heard with the leader's next ping, at most half a tick later, if it lives to do so. A later write that
-/// was answered proves that it did. So the session lives for its timeout from the newest answered write that is at
-/// least a quarter of the timeout older than some other answered write; half a tick is never more than that, as the
-/// shortest timeout is two ticks. The connect that made the session was the leader's own and counts at once.
+/// was answered proves that it did. So the session lives for its timeout from the departure of the newest write whose
+/// answer came a quarter of the timeout before another answered write left; half a tick is never more than that, as the
+/// shortest timeout is two ticks. It is the answer that counts back, not the departure: a write that was held up on its
+/// way is heard late, and just as late reported. The connect that made the session was the leader's own and counts at
+/// once; a reconnect asks the leader again.
 ///
 /// # Source
 /// ZooKeeper 3.8, `LearnerHandler`, `LearnerSessionTracker.touchSession`; a lease that counted from one write was seen to
@@ -19,9 +21,15 @@ use lockcore::backend::Moment;
 pub(crate) struct Touches {
     connect: Moment,
     quarter: Duration,
-    /// In order of departure, no closer than a part of the timeout, but for the last.
-    answered: Vec<Moment>,
+    /// In order of departure and of answer, no closer than a part of the timeout, but for the last.
+    answered: Vec<Write>,
     apart: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    sent: Moment,
+    answered: Moment,
 }
 
 impl Touches {
@@ -29,36 +37,36 @@ impl Touches {
         Self { connect, quarter: timeout / 4, answered: Vec::new(), apart: timeout / 32 }
     }
 
-    /// Takes note of a write that left then and was answered.
-    pub(crate) fn wrote(&mut self, sent: Moment) {
-        let after = self.answered.partition_point(|known| *known <= sent);
-        if after < self.answered.len() {
-            // Answers may come in another order than requests; an older one adds nothing but a finer grid.
+    /// Takes note of a write that left then and was answered now.
+    pub(crate) fn wrote(&mut self, sent: Moment, answered: Moment) {
+        if self.answered.last().is_some_and(|newest| sent <= newest.sent) {
+            // Answers may be looked at in another order than requests left; an older one adds nothing.
             return;
         }
+        let write = Write { sent, answered };
         if let [.., before, last] = &mut self.answered[..]
-            && before.until(*last) < self.apart
+            && before.sent.until(last.sent) < self.apart
         {
-            *last = sent;
+            *last = write;
         } else {
-            self.answered.push(sent);
+            self.answered.push(write);
         }
         let from = self.from();
-        let useless = self.answered.partition_point(|known| *known < from);
+        let useless = self.answered.partition_point(|known| known.sent < from);
         self.answered.drain(..useless);
     }
 
     /// Returns the moment from which the session lives for its whole timeout.
     pub(crate) fn from(&self) -> Moment {
         let Some(newest) = self.answered.last() else { return self.connect };
-        let proven = newest.saturating_sub(self.quarter);
-        let before = self.answered.partition_point(|known| *known <= proven);
-        before.checked_sub(1).map_or(self.connect, |at| self.answered[at]).max(self.connect)
+        let proven = newest.sent.saturating_sub(self.quarter);
+        let before = self.answered.partition_point(|known| known.answered <= proven);
+        before.checked_sub(1).map_or(self.connect, |at| self.answered[at].sent).max(self.connect)
     }
 
     /// Returns when the newest answered write left.
     pub(crate) fn newest(&self) -> Moment {
-        self.answered.last().copied().unwrap_or(self.connect)
+        self.answered.last().map_or(self.connect, |newest| newest.sent)
     }
 }
 
@@ -73,15 +81,25 @@ mod tests {
     #[test]
     fn one_write_proves_nothing_and_the_second_proves_the_first() {
         let mut touches = Touches::new(at(1000), Duration::from_millis(400));
+        let mut wrote = |sent, answered| {
+            touches.wrote(at(sent), at(answered));
+            touches.from()
+        };
+        assert_eq!(wrote(1500, 1501), at(1000), "one write after a silence");
+        assert_eq!(wrote(1600, 1601), at(1000), "less than a quarter of the timeout apart");
+        assert_eq!(wrote(1601, 1602), at(1500));
+        assert_eq!(wrote(1550, 1603), at(1500), "an answer out of order moves nothing back");
+    }
+
+    #[test]
+    fn a_write_that_was_held_up_on_its_way_counts_from_its_answer_only() {
+        // Left at 1050, heard at 1150 together with the one that left then; the follower dies before it reports either.
+        let mut touches = Touches::new(at(1000), Duration::from_millis(400));
+        touches.wrote(at(1050), at(1150));
+        touches.wrote(at(1150), at(1151));
         assert_eq!(touches.from(), at(1000));
-        touches.wrote(at(1500));
-        assert_eq!(touches.from(), at(1000), "one write after a silence");
-        touches.wrote(at(1599));
-        assert_eq!(touches.from(), at(1000), "less than a quarter of the timeout apart");
-        touches.wrote(at(1600));
-        assert_eq!(touches.from(), at(1500));
-        touches.wrote(at(1550));
-        assert_eq!(touches.from(), at(1500), "an answer out of order moves nothing back");
+        touches.wrote(at(1250), at(1251));
+        assert_eq!(touches.from(), at(1050));
     }
 
     #[test]
@@ -95,9 +113,10 @@ mod tests {
                 0 => 900,
                 n => n * 3,
             };
-            touches.wrote(at(now));
-            all.push(now);
-            let exact = all.iter().rev().find(|w| **w + 800 <= now).copied().unwrap_or(0);
+            let late = now + (x >> 40) % 3;
+            touches.wrote(at(now), at(late));
+            all.push((now, late));
+            let exact = all.iter().rev().find(|(_, late)| *late + 800 <= now).map_or(0, |(sent, _)| *sent);
             let from = touches.from();
             assert!(from <= at(exact), "{from:?} is later than the rule allows: {exact}");
             assert!(from.until(at(exact)) <= timeout / 16, "{from:?} is far before {exact}");

@@ -28,7 +28,7 @@ pub(crate) async fn changed(
     path: &str,
     until: Moment,
 ) -> Result<()> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let mut state = session.client.state_watcher();
     let (stat, watcher) =
         session.ask(bound, session.client.check_and_watch_stat(path)).await?.map_err(error)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockcore::backend::{Error, ErrorKind, Moment, Owner, Result};
-use zookeeper_client::{Acls, CreateMode, Error as Said, MultiReadResult, MultiWriteError, Stat};
+use zookeeper_client::{CreateMode, Error as Said, MultiReadResult, MultiWriteError, Stat};
 
 use crate::{
     error::error,
@@ -43,24 +43,25 @@ pub(crate) async fn enter(
     note: &Note,
     with_queue: bool,
 ) -> Result<Option<(Node, Look)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let client = &session.client;
     let (prefix, data) = (format!("{queue}/{stem}"), note.write());
-    let container = CreateMode::Container.with_acls(Acls::anyone_all());
-    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let container = CreateMode::Container.with_acls(session.acls);
+    let options = CreateMode::EphemeralSequential.with_acls(session.acls);
     let sent = session.clock.now();
     // Requests leave in the order of these lines and are answered in it.
     let parent = with_queue.then(|| client.create(queue, b"", &container));
     let made = client.create(&prefix, &data, &options);
-    let (listed, record, again) =
-        (client.list_children(queue), client.get_data(base), client.list_children(queue));
-    let (parent, made, listed, record, again) = session
+    // The own node's name is not known yet: a second list shows whether it stands.
+    let parts = [Part::Children(queue), Part::Data(base), Part::Children(queue)];
+    let read = read_all(session, parts.into_iter())?;
+    let (parent, made, read) = session
         .ask(bound, async {
             let parent = match parent {
                 Some(parent) => Some(parent.await),
                 None => None,
             };
-            (parent, made.await, listed.await, record.await, again.await)
+            (parent, made.await, read.await)
         })
         .await?;
     let (stat, sequence) = match made {
@@ -74,15 +75,12 @@ pub(crate) async fn enter(
         Err(said) => return Err(error(said)),
     };
     session.wrote(sent);
-    let node = Node {
-        name: format!("{stem}{sequence}"),
-        czxid: stat.czxid,
-        note: note.clone(),
-        version: stat.version,
-    };
-    let again = children(again)?;
-    let own = again.contains(&node.name).then(|| node.clone());
-    Ok(Some((node, Look { queue: children(listed)?, base: record_of(record)?, own, sent })))
+    let name = format!("{stem}{sequence}");
+    let node = Node { name, czxid: stat.czxid, note: note.clone(), version: stat.version };
+    let mut read = read.map_err(error)?.into_iter();
+    let (listed, record) = (children(read.next())?, record_of(data_of(read.next())?)?);
+    let own = children(read.next())?.contains(&node.name).then(|| node.clone());
+    Ok(Some((node, Look { queue: listed, base: record, own, sent })))
 }
 
 /// Looks from a place.
@@ -93,27 +91,39 @@ pub(crate) async fn look(
     queue: &str,
     own: Option<&str>,
 ) -> Result<Look> {
-    session.ready()?;
-    let client = &session.client;
+    let bound = session.ready(bound).await?;
     let sent = session.clock.now();
     let path = own.map(|own| format!("{queue}/{own}"));
-    let (listed, record) = (client.list_children(queue), client.get_data(base));
-    let own_node = path.as_deref().map(|path| client.get_data(path));
-    let (listed, record, own_node) = session
-        .ask(bound, async {
-            let (listed, record) = (listed.await, record.await);
-            let own_node = match own_node {
-                Some(asked) => Some(asked.await),
-                None => None,
-            };
-            (listed, record, own_node)
-        })
-        .await?;
-    let own = match (own, own_node) {
-        (Some(name), Some(answer)) => node_of(name, answer)?,
-        _ => None,
+    let parts = [Part::Children(queue), Part::Data(base)].into_iter();
+    let read = read_all(session, parts.chain(path.as_deref().map(Part::Data)))?;
+    let mut read = session.ask(bound, read).await?.map_err(error)?.into_iter();
+    let (listed, record) = (children(read.next())?, record_of(data_of(read.next())?)?);
+    let own = match own {
+        Some(name) => data_of(read.next())?.map(|(data, stat)| made_of(name, &data, &stat)),
+        None => None,
     };
-    Ok(Look { queue: children(listed)?, base: record_of(record)?, own, sent })
+    Ok(Look { queue: listed, base: record, own, sent })
+}
+
+enum Part<'a> {
+    Children(&'a str),
+    Data(&'a str),
+}
+
+/// Sends one request that the server answers part by part, in this order.
+fn read_all<'a>(
+    session: &'a Session,
+    parts: impl Iterator<Item = Part<'a>>,
+) -> Result<impl Future<Output = Answer<Vec<MultiReadResult>>> + Send + 'a> {
+    let mut reader = session.client.new_multi_reader();
+    for part in parts {
+        match part {
+            Part::Children(path) => reader.add_get_children(path),
+            Part::Data(path) => reader.add_get_data(path),
+        }
+        .map_err(error)?;
+    }
+    Ok(reader.commit())
 }
 
 /// Reads one node of a queue.
@@ -123,7 +133,7 @@ pub(crate) async fn read_node(
     queue: &str,
     name: &str,
 ) -> Result<Option<(Node, Stat)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     match session.ask(bound, session.client.get_data(&format!("{queue}/{name}"))).await? {
         Ok((data, stat)) => Ok(Some((made_of(name, &data, &stat), stat))),
         Err(Said::NoNode) => Ok(None),
@@ -140,8 +150,8 @@ pub(crate) async fn nodes_of(
     owner: &Owner,
 ) -> Result<Vec<String>> {
     session.write_beat(bound).await?;
-    let listed = session.ask(bound, session.client.list_children(queue)).await?;
-    Ok(children(listed)?.of(owner).map(str::to_owned).collect())
+    let listed = list(session, bound, queue).await?.map_or_else(Vec::new, |(nodes, _)| nodes);
+    Ok(Queue::new(listed).of(owner).map(str::to_owned).collect())
 }
 
 /// Lists a queue; `None`: there is none.
@@ -150,7 +160,7 @@ pub(crate) async fn list(
     bound: Duration,
     path: &str,
 ) -> Result<Option<(Vec<String>, Stat)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     match session.ask(bound, session.client.get_children(path)).await? {
         Ok(listed) => Ok(Some(listed)),
         Err(Said::NoNode) => Ok(None),
@@ -160,7 +170,7 @@ pub(crate) async fn list(
 
 /// Reads a node; `None`: there is none.
 pub(crate) async fn read(session: &Session, bound: Duration, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     match session.ask(bound, session.client.get_data(path)).await? {
         Ok(read) => Ok(Some(read)),
         Err(Said::NoNode) => Ok(None),
@@ -176,12 +186,12 @@ pub(crate) async fn write(
     data: &[u8],
     version: Option<i32>,
 ) -> Result<bool> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let sent = session.clock.now();
     let done = match version {
         Some(_) => session.ask(bound, session.client.set_data(path, data, version)).await?.map(drop),
         None => {
-            let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+            let options = CreateMode::Persistent.with_acls(session.acls);
             session.ask(bound, session.client.create(path, data, &options)).await?.map(drop)
         }
     };
@@ -197,16 +207,15 @@ pub(crate) async fn write(
 
 /// Makes a node as the queues are, and removes it.
 pub(crate) async fn probe_container(session: &Session, bound: Duration, root: &str) -> Result<()> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let path = format!("{root}/lockcore/probe-{:016x}", session.id);
-    let options = CreateMode::Container.with_acls(Acls::anyone_all());
+    let options = CreateMode::Container.with_acls(session.acls);
     session.ask(bound, session.client.create(&path, b"", &options)).await?.map_err(error)?;
     session.delete(bound, &path).await.map(drop)
 }
 
 pub(crate) async fn read_base(session: &Session, bound: Duration, path: &str) -> Result<Option<Base>> {
-    session.ready()?;
-    record_of(session.ask(bound, session.client.get_data(path)).await?)
+    record_of(read(session, bound, path).await?)
 }
 
 /// Makes the record of a namespace. `false`: somebody else did; `None`: the nodes above it are missing.
@@ -216,8 +225,8 @@ pub(crate) async fn make_base(
     path: &str,
     base: i64,
 ) -> Result<Option<(bool, i64)>> {
-    session.ready()?;
-    let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    let bound = session.ready(bound).await?;
+    let options = CreateMode::Persistent.with_acls(session.acls);
     let sent = session.clock.now();
     match session.ask(bound, session.client.create(path, base.to_string().as_bytes(), &options)).await? {
         Ok((stat, _)) => {
@@ -247,7 +256,7 @@ pub(crate) struct Change<'a> {
 
 /// Changes all or nothing; returns the zxid, or `None` where things were not as expected.
 pub(crate) async fn change(session: &Session, bound: Duration, change: Change<'_>) -> Result<Option<i64>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let mut writer = session.client.new_multi_writer();
     let write = |writer: &mut zookeeper_client::MultiWriter<'_>| -> Answer<()> {
         if let Some(path) = change.stands {
@@ -295,17 +304,13 @@ pub(crate) async fn prove(
     bound: Duration,
     paths: &[String],
 ) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
-    session.ready()?;
+    let bound = session.ready(bound).await?;
     let sent = session.clock.now();
     let beat = session.client.set_data(&session.beat, b"", None);
     let mut reads = Vec::new();
     // One answer of the server holds at most a megabyte.
     for part in paths.chunks(PART) {
-        let mut reader = session.client.new_multi_reader();
-        for path in part {
-            reader.add_get_data(path).map_err(error)?;
-        }
-        reads.push(reader.commit());
+        reads.push(read_all(session, part.iter().map(|path| Part::Data(path)))?);
     }
     let (beat, reads) = session
         .ask(bound, async {
@@ -329,54 +334,44 @@ pub(crate) async fn prove(
     let mut found = Vec::with_capacity(paths.len());
     for part in reads {
         for one in part.map_err(error)? {
-            found.push(match one {
-                MultiReadResult::Data { data, stat } => Some((data, stat)),
-                MultiReadResult::Error { err: Said::NoNode } => None,
-                MultiReadResult::Error { err } => return Err(error(err)),
-                _ => return Err(Error::new(ErrorKind::Unknown, "the ensemble gave no certain answer")),
-            });
+            found.push(data_of(Some(one))?);
         }
     }
-    if found.len() == paths.len() {
-        Ok(found)
-    } else {
-        Err(Error::new(ErrorKind::Unknown, "the ensemble gave no certain answer"))
-    }
+    if found.len() == paths.len() { Ok(found) } else { Err(no_certain_answer()) }
 }
 
 const PART: usize = 256;
 
-fn children(answer: Answer<Vec<String>>) -> Result<Queue> {
-    match answer {
-        Ok(children) => Ok(Queue::new(children)),
-        Err(Said::NoNode) => Ok(Queue::default()),
-        Err(said) => Err(error(said)),
+fn no_certain_answer() -> Error {
+    Error::new(ErrorKind::Unknown, "the ensemble gave no certain answer")
+}
+
+/// Reads a queue out of an answer; a queue that is missing is empty.
+fn children(part: Option<MultiReadResult>) -> Result<Queue> {
+    match part {
+        Some(MultiReadResult::Children { children }) => Ok(Queue::new(children)),
+        Some(MultiReadResult::Error { err: Said::NoNode }) => Ok(Queue::default()),
+        Some(MultiReadResult::Error { err }) => Err(error(err)),
+        _ => Err(no_certain_answer()),
     }
 }
 
-fn record_of(answer: Answer<(Vec<u8>, Stat)>) -> Result<Option<Base>> {
-    match answer {
-        Ok((data, stat)) => {
-            let base = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok());
-            match base {
-                Some(base) => Ok(Some(Base { base, version: stat.version })),
-                None => Err(Error::new(
-                    ErrorKind::Misconfigured,
-                    "the namespace's record holds something that is not ours",
-                )),
-            }
-        }
-        Err(Said::NoNode) => Ok(None),
-        Err(said) => Err(error(said)),
+/// Reads a node out of an answer; `None`: there is none.
+fn data_of(part: Option<MultiReadResult>) -> Result<Option<(Vec<u8>, Stat)>> {
+    match part {
+        Some(MultiReadResult::Data { data, stat }) => Ok(Some((data, stat))),
+        Some(MultiReadResult::Error { err: Said::NoNode }) => Ok(None),
+        Some(MultiReadResult::Error { err }) => Err(error(err)),
+        _ => Err(no_certain_answer()),
     }
 }
 
-fn node_of(name: &str, answer: Answer<(Vec<u8>, Stat)>) -> Result<Option<Node>> {
-    match answer {
-        Ok((data, stat)) => Ok(Some(made_of(name, &data, &stat))),
-        Err(Said::NoNode) => Ok(None),
-        Err(said) => Err(error(said)),
-    }
+fn record_of(found: Option<(Vec<u8>, Stat)>) -> Result<Option<Base>> {
+    let Some((data, stat)) = found else { return Ok(None) };
+    let base = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
+        Error::new(ErrorKind::Misconfigured, "the namespace's record holds something that is not ours")
+    })?;
+    Ok(Some(Base { base, version: stat.version }))
 }
 
 fn made_of(name: &str, data: &[u8], stat: &Stat) -> Node {

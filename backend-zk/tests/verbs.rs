@@ -300,3 +300,24 @@ async fn a_backend_that_is_closed_or_dropped_leaves_nothing() {
     let refused = closed.acquire(&call(), &request("one")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed);
 }
+
+#[tokio::test]
+async fn a_user_has_its_nodes_for_itself() {
+    let Some(server) = Server::start() else { return };
+    let of = |user: &str, password: &str| {
+        let config = ZkConfig::new([&server.address]).with(|c| {
+            c.user = Some(user.into());
+            c.password = Some(password.into());
+        });
+        ZkBackend::lazy(config).unwrap()
+    };
+    let (owner, wrong) = (of("locks", "s3cret"), of("locks", "guessed"));
+    let held = owner.acquire(&call(), &request("mine")).await.unwrap();
+    assert!(!format!("{owner:?}").contains("s3cret"), "{owner:?}");
+    for stranger in [&wrong, &ZkBackend::lazy(ZkConfig::new([&server.address])).unwrap()] {
+        let refused = stranger.acquire(&call(), &request("mine")).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unauthorized, "{refused:?}");
+        assert_eq!(stranger.release(&call(), &held).await.unwrap_err().kind(), ErrorKind::Unauthorized);
+    }
+    assert_eq!(of("locks", "s3cret").release(&call(), &held).await.unwrap(), Released::Now);
+}

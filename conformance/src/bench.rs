@@ -165,6 +165,11 @@ impl Bench {
         self.stage.service.ttl()
     }
 
+    /// Returns by how much a call may outlast its budget: what a busy machine needs, and little in virtual time.
+    pub fn slack(&self) -> Duration {
+        Duration::from_millis(if self.stage.service.virtual_time() { 100 } else { 1500 })
+    }
+
     /// Returns now.
     pub fn now(&self) -> Moment {
         self.stage.recorder.now()

@@ -37,6 +37,7 @@ pub mod history;
 mod memory;
 mod mutants;
 pub mod report;
+mod sabotage;
 mod suite;
 
 pub use bench::{Bench, Servers, Service, Wire, child_main};

@@ -12,7 +12,13 @@ use std::{
 use libtest_mimic::{Arguments, Failed, Trial};
 use lockcore::{LockName, backend::*, memory::MemoryBackend};
 
-use crate::{Case, MemoryService, Need, Service, Wire, bench::Flaw, cases, suite::play};
+use crate::{
+    Case, MemoryService, Need, Service, Wire,
+    bench::Flaw,
+    cases,
+    report::{self, Kills},
+    suite::play,
+};
 
 /// One deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +166,8 @@ const KILLS: &[(Mutant, &str, &str)] = &[
 /// Plays every mutant through its cases: the `main` of a test that proves the suite.
 ///
 /// With `LOCK_KILL_MATRIX=FILE` it plays every mutant through every case instead, and writes who killed whom: a case
-/// that kills nothing guards nothing that was tried, and a mutant that a single case kills marks a thin spot.
+/// that kills nothing guards nothing that was tried, and a mutant that a single case kills marks a thin spot. The report
+/// shows it, too.
 pub fn kill_all() -> ExitCode {
     let arguments = Arguments::from_args();
     // A mutant is meant to make cases panic; what they said is in the verdict.
@@ -169,10 +176,11 @@ pub fn kill_all() -> ExitCode {
         return print_row(&row);
     }
     if let Some(path) = std::env::var_os("LOCK_KILL_MATRIX") {
-        return match matrix().and_then(|text| std::fs::write(&path, text)) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        };
+        let written = matrix().and_then(|kills| {
+            kills.write(&report::folder())?;
+            std::fs::write(&path, kills.to_markdown())
+        });
+        return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let trials = KILLS
         .iter()
@@ -217,7 +225,8 @@ fn play_mutant(mutant: Mutant, case: &'static Case) -> Option<String> {
 const MATRIX_ROW: &str = "LOCK_KILL_MATRIX_ROW";
 
 fn playable() -> impl Iterator<Item = &'static Case> {
-    cases::all().filter(|case| !case.needs.contains(&Need::Processes))
+    let offered = [Need::Wire, Need::Fair, Need::Queue, Need::Floor, Need::VirtualTime];
+    cases::all().filter(move |case| case.needs.iter().all(|need| offered.contains(need)))
 }
 
 #[allow(clippy::print_stdout)]
@@ -232,31 +241,17 @@ fn print_row(row: &str) -> ExitCode {
 }
 
 /// Plays every mutant through every case that memory can play.
-fn matrix() -> std::io::Result<String> {
-    let mut mutants: Vec<String> = Vec::new();
+fn matrix() -> std::io::Result<Kills> {
+    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
     for (mutant, ..) in KILLS {
         let name = format!("{mutant:?}");
-        if !mutants.contains(&name) {
-            mutants.push(name);
+        if rows.iter().all(|(known, _)| *known != name) {
+            let row = std::process::Command::new(std::env::current_exe()?).env(MATRIX_ROW, &name).output()?;
+            let killers = String::from_utf8_lossy(&row.stdout).lines().map(str::to_owned).collect();
+            rows.push((name, killers));
         }
     }
-    let mut kills: Vec<(&'static str, u32)> = playable().map(|case| (case.name(), 0)).collect();
-    let mut text =
-        String::from("# Mutants, and the cases that kill them\n\n| mutant | killed by |\n|---|---|\n");
-    for mutant in mutants {
-        let row = std::process::Command::new(std::env::current_exe()?).env(MATRIX_ROW, &mutant).output()?;
-        let row = String::from_utf8_lossy(&row.stdout);
-        let killers: Vec<&str> = row.lines().map(|name| name.split('_').next().unwrap_or_default()).collect();
-        text += &format!("| {mutant} | {} |\n", killers.join(" "));
-        for (case, count) in &mut kills {
-            *count += u32::from(row.lines().any(|name| name == *case));
-        }
-    }
-    text += "\n| case | kills |\n|---|---|\n";
-    for (case, count) in kills {
-        text += &format!("| {case} | {count} |\n");
-    }
-    Ok(text)
+    Ok(Kills::of(playable().map(|case| case.name().to_owned()).collect(), rows))
 }
 
 struct BrokenService {

@@ -8,6 +8,7 @@
 mod comparison;
 mod golden;
 mod junit;
+mod kills;
 mod lane;
 mod log;
 mod markdown;
@@ -18,6 +19,7 @@ mod verdict;
 
 pub use comparison::{Backend, Cell, Comparison, Timeline};
 pub use golden::{Change, Difference, Golden};
+pub use kills::{Killed, Kills};
 pub use lane::{CaseRun, Evidence, Lane, Measure, Promises, ReadError};
 pub(crate) use log::{About, Log, Seen};
 pub use rows::Row;

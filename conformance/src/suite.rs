@@ -15,6 +15,7 @@ use crate::{
     cases,
     history::{History, Outcome, check, timeline},
     report::{About, Log, Seen},
+    sabotage::{NOTICED, Sabotaged},
 };
 
 /// Runs every case against a service: the `main` of a backend's `tests/conformance.rs` (`harness = false`).
@@ -93,16 +94,16 @@ impl Suite {
         let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
         let log = Log::begin(self.profile, about, &arguments);
-        let mut missing: Vec<(&'static str, usize)> = Vec::new();
+        let mut missing: Vec<(&'static str, &'static str, usize)> = Vec::new();
         let trials = cases::all()
             .map(|case| {
                 let name = format!("{}::{}::{}", self.profile, case.topic(), case.name());
                 let lacks = case.needs.iter().find(|need| !offers.contains(need));
                 let kind = lacks.map_or("", |need| log.left_out(case, *need));
                 if let Some(why) = lacks.map(|need| need.missing()) {
-                    match missing.iter_mut().find(|(known, _)| *known == why) {
-                        Some((_, count)) => *count += 1,
-                        None => missing.push((why, 1)),
+                    match missing.iter_mut().find(|(word, known, _)| (*word, *known) == (kind, why)) {
+                        Some((.., count)) => *count += 1,
+                        None => missing.push((kind, why, 1)),
                     }
                 }
                 let start = match &self.own_servers {
@@ -119,13 +120,45 @@ impl Suite {
                 .with_kind(kind)
                 .with_ignored_flag(lacks.is_some())
             })
+            .chain(self.sabotage(&offers))
             .collect();
         if !arguments.list {
-            for (why, count) in &missing {
-                say(&format!("{}: {count} cases are not run, because {why}", self.profile));
+            for (word, why, count) in &missing {
+                say(&format!("{}: {count} cases are {word}, because {why}", self.profile));
             }
         }
         log.end(&libtest_mimic::run(&arguments, trials), seed())
+    }
+
+    /// Lists the mistakes that the cases must notice on this very store.
+    fn sabotage(&self, offers: &[Need]) -> Vec<Trial> {
+        let virtual_time = offers.contains(&Need::VirtualTime);
+        let mut trials = Vec::new();
+        for &(mistake, prefix, words) in NOTICED {
+            let case = cases::all().find(|case| case.name().starts_with(prefix));
+            let case = case.expect("the list names cases that exist");
+            if !case.needs.iter().all(|need| offers.contains(need)) {
+                continue;
+            }
+            let (profile, start) = (self.profile, self.start.clone());
+            let start: Start = Arc::new(move || {
+                let started = start();
+                Box::pin(
+                    async move { Arc::new(Sabotaged { inner: started.await, mistake }) as Arc<dyn Service> },
+                )
+            });
+            let name = format!("{profile}::sabotage::{mistake:?}_is_noticed_by_{}", case.id().to_lowercase());
+            trials.push(Trial::test(name, move || {
+                match play("sabotage", case, start, virtual_time, seed()).failure {
+                    None => Err(format!("{mistake:?} survives {}", case.name()).into()),
+                    Some(failure) if failure.contains(words) => Ok(()),
+                    Some(failure) => {
+                        Err(format!("{mistake:?} was noticed, but not by {words:?}:\n{failure}").into())
+                    }
+                }
+            }));
+        }
+        trials
     }
 
     fn offers(&self) -> (Vec<Need>, Option<About>) {

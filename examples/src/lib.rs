@@ -8,15 +8,22 @@ use lockcore::{
     backend::LockBackend,
     config::{BackendConfig, Memory, Registry},
 };
-use lockcore_redis::Redis;
 use lockcore_sql::Sqlite;
+
+pub mod toy_backend;
 
 /// Connects to the store that a URL names; what an application compiles in is its own choice.
 ///
 /// # Errors
 /// What the URL or the store says.
 pub async fn connect(url: &str) -> lockcore::Result<Arc<dyn LockBackend>> {
-    let registry = Registry::new().with(Sqlite).with(Redis).with(Memory::new());
+    let registry = Registry::new().with(Sqlite).with(Memory::new());
+    #[cfg(feature = "redis")]
+    let registry = registry.with(lockcore_redis::Redis);
+    #[cfg(feature = "zk")]
+    let registry = registry.with(lockcore_zk::Zk);
+    #[cfg(feature = "etcd")]
+    let registry = registry.with(lockcore_etcd::Etcd);
     registry.connect(&BackendConfig::new(StoreUrl::parse(url)?)).await
 }
 

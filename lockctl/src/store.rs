@@ -14,7 +14,6 @@ use lockcore::{
     backend::{Call, LockBackend},
     config::{BackendConfig, Demands, Registry, RiskConfig},
 };
-use lockcore_redis::Redis;
 use lockcore_sql::Sqlite;
 
 use crate::{
@@ -26,7 +25,14 @@ use crate::{
 
 /// The families of stores that are compiled in.
 pub(crate) fn registry() -> Registry {
-    Registry::new().with(Sqlite).with(Redis)
+    let registry = Registry::new().with(Sqlite);
+    #[cfg(feature = "redis")]
+    let registry = registry.with(lockcore_redis::Redis);
+    #[cfg(feature = "zk")]
+    let registry = registry.with(lockcore_zk::Zk);
+    #[cfg(feature = "etcd")]
+    let registry = registry.with(lockcore_etcd::Etcd);
+    registry
 }
 
 /// Reads a variable that holds a path; an empty one counts as not set.

@@ -52,6 +52,14 @@ impl Member {
         member
     }
 
+    /// Starts one alone whose clients speak TLS, by the flags given, and waits until it listens.
+    pub(crate) fn spawn_secure(dir: &Path, more: &[&str]) -> Self {
+        let (url, peer) = (free().replace("http:", "https:"), free());
+        let mut member = Self::spawn("m0", &url, &peer, &format!("m0={peer}"), dir.join("m0"), more);
+        assert!(member.is_up(), "the server ended");
+        member
+    }
+
     /// Waits until it listens; false: it ended, because somebody else took its port.
     fn is_up(&mut self) -> bool {
         let begun = std::time::Instant::now();

@@ -12,20 +12,44 @@ use lockcore::{
     LockName,
     backend::{LockBackend, Owner, async_trait},
 };
-use lockcore_conformance::{Service, Suite};
-use lockcore_etcd::{EtcdBackend, EtcdConfig};
+use lockcore_conformance::{Servers, Service, Suite};
+use lockcore_etcd::{EtcdBackend, EtcdConfig, Renewal};
+use rustix::process::Signal;
+use tokio::sync::{Mutex, MutexGuard};
 
-use super::common::{Cluster, call};
+use super::common::{Cluster, WATCHDOG, call};
 
 /// A cluster under the suite, in a namespace of its own for each case.
 pub(crate) struct Etcd {
     urls: Vec<String>,
+    /// The members, where they are this case's own.
+    own: Option<Mutex<Own>>,
     namespace: OnceLock<String>,
+}
+
+/// Members to kill and to stop.
+struct Own {
+    cluster: Cluster,
+    alive: Vec<bool>,
 }
 
 impl Etcd {
     pub(crate) fn on(urls: Vec<String>) -> Self {
-        Self { urls, namespace: OnceLock::new() }
+        Self { urls, own: None, namespace: OnceLock::new() }
+    }
+
+    async fn own(size: usize) -> Self {
+        let cluster = Cluster::start(size).expect("asked for before");
+        for url in cluster.urls() {
+            comes_up(&url).await;
+        }
+        let urls = cluster.urls();
+        let own = Own { cluster, alive: vec![true; size] };
+        Self { urls, own: Some(Mutex::new(own)), namespace: OnceLock::new() }
+    }
+
+    async fn members(&self) -> MutexGuard<'_, Own> {
+        self.own.as_ref().expect("the members are this case's own").lock().await
     }
 
     /// The second road: the keys of a queue, by the shape that the crate's README gives.
@@ -93,14 +117,92 @@ impl Service for Etcd {
         Some(format!("etcd {}", status.version()))
     }
 
+    fn power(&self) -> Option<&dyn Servers> {
+        self.own.as_ref().map(|_| self as &dyn Servers)
+    }
+
     fn address(&self) -> Option<String> {
         Some(self.urls.join(","))
     }
 }
 
+#[async_trait]
+impl Servers for Etcd {
+    fn count(&self) -> usize {
+        self.urls.len()
+    }
+
+    async fn kill(&self, server: usize) {
+        let mut own = self.members().await;
+        own.cluster.members[server].kill();
+        own.alive[server] = false;
+    }
+
+    async fn restart(&self, server: usize) {
+        let mut own = self.members().await;
+        own.cluster.members[server].restart();
+        own.alive[server] = true;
+        if own.alive.iter().filter(|alive| **alive).count() * 2 <= own.alive.len() {
+            return;
+        }
+        drop(own);
+        comes_up(&self.urls[server]).await;
+    }
+
+    async fn stop(&self, server: usize) {
+        self.members().await.cluster.members[server].signal(Signal::STOP);
+    }
+
+    async fn go_on(&self, server: usize) {
+        self.members().await.cluster.members[server].signal(Signal::CONT);
+    }
+
+    async fn leader(&self) -> usize {
+        // A member that is down does not answer, and another may not know yet who follows it.
+        loop {
+            for (at, url) in self.urls.iter().enumerate() {
+                if leads(url).await {
+                    return at;
+                }
+            }
+        }
+    }
+}
+
+async fn comes_up(url: &str) {
+    let up = async {
+        while !serves(url).await {
+            // Between two looks at a process that is starting.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WATCHDOG, up).await.expect("the member serves in time");
+}
+
+async fn serves(url: &str) -> bool {
+    let asked = async { Client::connect([url], None).await?.get("unrelated", None).await };
+    matches!(tokio::time::timeout(Duration::from_millis(500), asked).await, Ok(Ok(_)))
+}
+
+async fn leads(url: &str) -> bool {
+    let asked = async { Client::connect([url], None).await?.status().await };
+    let answer = tokio::time::timeout(Duration::from_millis(500), asked).await;
+    answer.is_ok_and(|status| status.is_ok_and(|s| s.header().is_some_and(|h| h.member_id() == s.leader())))
+}
+
+/// Says whether `LOCK_ETCD_RENEWAL` asks for renewals by swap.
+fn by_swap() -> bool {
+    std::env::var("LOCK_ETCD_RENEWAL").is_ok_and(|renewal| renewal == "swap")
+}
+
 /// Connects to the members of a list with commas.
 pub(crate) async fn connect(urls: String) -> Arc<dyn LockBackend> {
-    let backend = EtcdBackend::lazy(EtcdConfig::new(urls.split(','))).expect("a plain address");
+    let config = EtcdConfig::new(urls.split(',')).with(|c| {
+        if by_swap() {
+            c.renewal = Renewal::Swap;
+        }
+    });
+    let backend = EtcdBackend::lazy(config).expect("a plain address");
     let up = tokio::time::timeout(Duration::from_secs(20), async {
         while backend.high_water(&call()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -118,5 +220,7 @@ pub(crate) fn suite(profile: &'static str, size: usize) -> ExitCode {
     }
     let Some(cluster) = Cluster::start(size) else { return ExitCode::SUCCESS };
     let urls = cluster.urls();
-    Suite::new(profile, async move || Etcd::on(urls.clone())).main()
+    let profile = if by_swap() { "etcd-swap" } else { profile };
+    let suite = Suite::new(profile, async move || Etcd::on(urls.clone()));
+    suite.own_servers(size, async move || Etcd::own(size).await).main()
 }

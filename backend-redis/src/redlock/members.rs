@@ -139,10 +139,11 @@ pub(crate) type Votes<T> = Vec<(usize, Result<T>)>;
 /// its answer any more, so that a server which is only slow is not left out.
 ///
 /// Returns when all have answered, when the patience is over, or soon after the answers are `enough`: after twice the time
-/// that took.
+/// that took, and a grace.
 pub(crate) async fn ask<T, F>(
     call: &Call,
     patience: Duration,
+    grace: Duration,
     members: impl IntoIterator<Item = Arc<Member>>,
     enough: impl Fn(&Votes<T>) -> bool,
     step: impl Fn(Arc<Member>) -> F,
@@ -175,7 +176,7 @@ where
         if !is_enough && enough(&votes) {
             is_enough = true;
             let now = call.now();
-            end = end.min(now.saturating_add(begun.until(now) + Duration::from_millis(5)));
+            end = end.min(now.saturating_add(begun.until(now) + grace));
         }
     }
 }

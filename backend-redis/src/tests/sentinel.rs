@@ -122,19 +122,39 @@ async fn a_master_that_was_demoted_is_left_with_the_next_request() {
         .await;
     fleet.replicas[0]
         .until("it is the master", async |r| {
-            let role: Vec<redis::Value> = r.raw(&["ROLE"]).await.unwrap();
-            role[0] == redis::Value::BulkString(b"master".to_vec())
+            // A Sentinel ends connections while it makes a replica.
+            let role: redis::RedisResult<Vec<redis::Value>> = r.raw(&["ROLE"]).await;
+            role.is_ok_and(|role| role[0] == redis::Value::BulkString(b"master".to_vec()))
         })
         .await;
     fleet
         .master
         .until("it is a replica", async |r| {
-            let role: Vec<redis::Value> = r.raw(&["ROLE"]).await.unwrap();
-            role[0] == redis::Value::BulkString(b"slave".to_vec())
+            // A Sentinel ends connections while it makes a replica.
+            let role: redis::RedisResult<Vec<redis::Value>> = r.raw(&["ROLE"]).await;
+            role.is_ok_and(|role| role[0] == redis::Value::BulkString(b"slave".to_vec()))
         })
         .await;
     let renewed = backend.renew(&call(), &lease, TTL).await.unwrap();
     assert_eq!(renewed.fence, lease.fence);
     assert_eq!(backend.release(&call(), &renewed).await.unwrap(), Released::Now);
     assert_eq!(fleet.replicas[0].get("lockcore::{a}:lock").await, None);
+}
+
+#[tokio::test]
+async fn a_master_that_others_have_replaced_is_believed_only_when_most_sentinels_agree() {
+    let Some(fleet) = Fleet::start(0, &[]).await else { return };
+    let Some(sentinel) = Server::sentinel(&fleet.master, 1).await else { return };
+    let Some(mut away) = Server::sentinel(&fleet.master, 1).await else { return };
+    away.kill();
+    // One of three answers, and it has not heard of the newest master.
+    let backend = RedisBackend::lazy(of(&[&away, &sentinel, &away])).unwrap();
+    backend.learnt().saw_epoch(100);
+    let refused = backend.acquire(&call(), &request("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+    // All that there are begin to count anew.
+    let backend = RedisBackend::lazy(of(&[&sentinel])).unwrap();
+    backend.learnt().saw_epoch(100);
+    let lease = backend.acquire(&call(), &request("a")).await.unwrap();
+    assert_eq!(backend.release(&call(), &lease).await.unwrap(), Released::Now);
 }

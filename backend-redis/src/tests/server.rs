@@ -95,6 +95,33 @@ impl Server {
         Self::with(&lines.each_ref().map(String::as_str)).await
     }
 
+    /// Ends the server at once, and starts it again so that each key takes so many microseconds to load; it still loads when
+    /// this returns.
+    pub(crate) async fn restart_loading(&mut self, microseconds: &str) {
+        let _ = self.process.kill();
+        self.process.wait().unwrap();
+        let slow = ["--key-load-delay", microseconds, "--loading-process-events-interval-bytes", "1024"];
+        let options: Vec<String> =
+            self.options.iter().cloned().chain(slow.iter().map(|option| (*option).to_owned())).collect();
+        self.process = spawn(self.port, &self.directory, &options);
+        self.until("it loads", async |server| {
+            server.raw::<String>(&["PING"]).await.is_err_and(|error| error.to_string().contains("oading"))
+        })
+        .await;
+    }
+
+    /// Starts a server that was killed, on the same port and with what it wrote.
+    #[allow(dead_code, reason = "the suite uses it, the other tests do not")]
+    pub(crate) async fn start_again(&mut self) {
+        self.process = spawn(self.port, &self.directory, &self.options);
+        assert!(self.is_up().await, "the server did not start again");
+    }
+
+    /// Takes away the directory that it writes to.
+    pub(crate) fn lose_directory(&self) {
+        std::fs::remove_dir_all(self.directory.path()).unwrap();
+    }
+
     /// Makes it a master.
     pub(crate) async fn promote(&self) {
         let _: () = self.raw(&["REPLICAOF", "NO", "ONE"]).await.unwrap();
@@ -309,7 +336,7 @@ fn program() -> String {
     program
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

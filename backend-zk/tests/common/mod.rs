@@ -21,9 +21,12 @@ use tokio::{
 use zookeeper_client::{Client, Stat};
 
 /// Where Debian's package puts the server; another class path may be named in `LOCK_ZOOKEEPER_CLASSPATH`.
-const CLASSES: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar";
+///
+/// Its manifest leaves out a part of netty, which only servers that speak TLS need.
+const CLASSES: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar:/usr/share/java/netty-codec.jar:\
+                       /usr/share/java/netty-handler.jar";
 /// Nothing here takes as long, on any machine.
-const WATCHDOG: Duration = Duration::from_secs(30);
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// One server; its end is this value's.
 pub(crate) struct Server {
@@ -77,12 +80,7 @@ impl Server {
 
     /// Asks by a four-letter word.
     pub(crate) fn says(&self, word: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
-        stream.write_all(word.as_bytes()).ok()?;
-        let mut said = String::new();
-        stream.read_to_string(&mut said).ok()?;
-        Some(said)
+        says(&self.address, word)
     }
 
     pub(crate) fn kill(&mut self) {
@@ -170,7 +168,7 @@ fn assert_installed() {
     );
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -180,6 +178,16 @@ fn plain(dir: &Path) -> String {
          forceSync=no\npreAllocSize=512\nmaxClientCnxns=0\n",
         dir.join("data").display()
     )
+}
+
+/// Asks the server at an address by a four-letter word.
+pub(crate) fn says(address: &str, word: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    stream.write_all(word.as_bytes()).ok()?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said).ok()?;
+    Some(said)
 }
 
 fn spawn(dir: &Path) -> Child {
@@ -342,18 +350,21 @@ async fn pump(
     }
 }
 
-/// Three servers that elect one of them.
+/// Servers that elect one of them, or one alone.
 pub(crate) struct Ensemble {
     servers: Vec<Server>,
 }
 
 impl Ensemble {
-    pub(crate) fn start() -> Option<Self> {
+    pub(crate) fn start(size: usize) -> Option<Self> {
+        if size == 1 {
+            return Some(Self { servers: vec![Server::start()?] });
+        }
         if is_skipped() {
             return None;
         }
         assert_installed();
-        let ports: Vec<[u16; 3]> = (0..3).map(|_| [free_port(), free_port(), free_port()]).collect();
+        let ports: Vec<[u16; 3]> = (0..size).map(|_| [free_port(), free_port(), free_port()]).collect();
         let mut members = String::new();
         for (n, [_, peer, election]) in ports.iter().enumerate() {
             members.push_str(&format!("server.{}=127.0.0.1:{peer}:{election}\n", n + 1));
@@ -404,8 +415,17 @@ impl Ensemble {
         self.servers[at].kill();
     }
 
+    /// Starts one again, and waits until it serves if there are enough to serve.
     pub(crate) fn restart(&mut self, at: usize) {
-        self.servers[at].restart();
+        self.servers[at].kill();
+        self.servers[at].child = spawn(self.servers[at].dir.path());
+        let up = self
+            .servers
+            .iter_mut()
+            .filter_map(|server| server.child.try_wait().ok()?.is_none().then_some(()));
+        if 2 * up.count() > self.servers.len() {
+            self.servers[at].wait();
+        }
     }
 
     pub(crate) fn signal(&self, at: usize, signal: Signal) {

@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    CaseRun, Lane, Measure, Row, Verdict,
+    CaseRun, Kills, Lane, Measure, Row, Verdict,
     lane::{Promises, time},
 };
 use crate::history::{History, Property, check, timeline};
@@ -27,6 +27,9 @@ pub struct Comparison {
     pub rows: &'static [Row],
     /// One for each lane.
     pub backends: Vec<Backend>,
+    /// Which case caught which mutant, if that was played.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kills: Option<Kills>,
 }
 
 /// One lane in a comparison: its results, and what they come to.
@@ -92,6 +95,7 @@ impl Comparison {
             suite: env!("CARGO_PKG_VERSION"),
             rows: Row::ALL,
             backends: lanes.into_iter().map(Backend::new).collect(),
+            kills: None,
         }
     }
 

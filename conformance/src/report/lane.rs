@@ -216,7 +216,7 @@ impl Lane {
         serde_json::from_value(value).map_err(form)
     }
 
-    /// Reads all lanes of a folder, sorted by profile.
+    /// Reads all lanes of a folder, sorted by profile; those in virtual time come last.
     ///
     /// # Errors
     /// As [`read`](Self::read); also if there is none.
@@ -226,7 +226,8 @@ impl Lane {
         let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         paths.retain(|path| path.extension().is_some_and(|end| end == "json"));
         paths.sort();
-        let lanes = paths.iter().map(|path| Self::read(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut lanes = paths.iter().map(|path| Self::read(path)).collect::<Result<Vec<_>, _>>()?;
+        lanes.sort_by(|a, b| (a.virtual_time, &a.profile).cmp(&(b.virtual_time, &b.profile)));
         if lanes.is_empty() { Err(empty()) } else { Ok(lanes) }
     }
 

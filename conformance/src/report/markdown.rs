@@ -47,6 +47,9 @@ impl Comparison {
             let cells: Vec<String> = self.backends.iter().map(|backend| found(backend, name)).collect();
             let _ = writeln!(text, "| `{name}`<br>{} | {} |", plain(promise), cells.join(" | "));
         }
+        if let Some(kills) = &self.kills {
+            text += &kills.to_markdown().replace("# Mutants", "\n## Mutants");
+        }
         text
     }
 

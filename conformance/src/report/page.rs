@@ -39,6 +39,9 @@ impl Comparison {
         self.matrix(&mut page);
         self.headlines(&mut page);
         self.topics(&mut page);
+        if let Some(kills) = &self.kills {
+            kills.section(&mut page);
+        }
         for backend in &self.backends {
             profile(&mut page, backend);
             for (row, cell) in self.rows.iter().zip(&backend.cells) {
@@ -194,18 +197,21 @@ fn cell_of(page: &mut String, backend: &Backend, row: &Row, cell: &Cell) {
     let _ = write!(
         page,
         "<td role=\"cell\"><button type=\"button\" aria-haspopup=\"dialog\" data-open=\"{}\" \
-         data-column=\"{column}\">{}",
+         data-column=\"{column}\"><span>{}</span> <span class=\"said\">{}</span>",
         target(backend, row),
-        chip(&cell.verdict)
+        whole(cell),
+        escape(&cell.sentence)
     );
-    for besides in &cell.besides {
-        let _ = write!(page, " <span class=\"besides\">{}</span>", escape(besides));
-    }
-    let _ = write!(page, " <span class=\"said\">{}</span>", escape(&cell.sentence));
     for measure in &cell.measures {
         let _ = write!(page, " <span class=\"number\">{}</span>", number(backend, measure.short()));
     }
     page.push_str("</button></td>\n");
+}
+
+/// Writes the verdict of a cell, and what it does not say.
+fn whole(cell: &Cell) -> String {
+    let besides = cell.besides.iter().map(|said| format!(" <span class=\"besides\">{}</span>", escape(said)));
+    format!("{}{}", chip(&cell.verdict), besides.collect::<String>())
 }
 
 /// Writes what a cell opens: its cases, with numbers and timelines.
@@ -215,17 +221,13 @@ fn dialog(page: &mut String, backend: &Backend, row: &Row, cell: &Cell, timeline
     let _ = writeln!(
         page,
         "<dialog id=\"{id}\" aria-labelledby=\"{id}-h\"{}>\n<form method=\"dialog\" class=\"bar\"><h2 id=\"{id}-h\">{} \
-         <small>{} · {}</small></h2><button>Close</button></form>",
+         <small>{} · {}</small></h2><button autofocus>Close</button></form>",
         if evidence { " class=\"evidence\"" } else { "" },
         row.title,
         escape(&backend.lane.column),
         row.asks
     );
-    let _ = write!(page, "<p>{}", chip(&cell.verdict));
-    for besides in &cell.besides {
-        let _ = write!(page, " <span class=\"besides\">{}</span>", escape(besides));
-    }
-    let _ = writeln!(page, " {}</p>\n<ul class=\"runs\">", escape(&cell.sentence));
+    let _ = writeln!(page, "<p>{} {}</p>\n<ul class=\"runs\">", whole(cell), escape(&cell.sentence));
     for run in backend.cases(cell) {
         let drawn = timelines.iter().find(|t| t.column == backend.lane.column && t.case == run.name);
         // A case may feed two rows; the picture is the same, its ids must not be.
@@ -257,11 +259,13 @@ fn case(page: &mut String, backend: &Backend, run: &CaseRun, drawn: Option<&Time
         Some(Timeline { svg: Ok(svg), text, .. }) if at_home => {
             let _ = writeln!(
                 page,
-                "<details class=\"drawn\"><summary>Timeline</summary><div class=\"picture\" role=\"region\" tabindex=\"0\" \
-                 aria-label=\"Timeline of {0}\">{svg}</div></details>\n<details><summary>Timeline as text</summary>\
+                "<details class=\"drawn\"{2}><summary>Timeline</summary><div class=\"picture\" role=\"region\" tabindex=\"0\" \
+                 aria-label=\"Timeline of {0}\">{svg}</div></details>\n<details class=\"text\"><summary>Timeline as text</summary>\
                  <pre tabindex=\"0\">{1}</pre></details>",
                 escape(&run.name),
-                escape(text)
+                escape(text),
+                // Where something breaks, the picture is the point.
+                if matches!(run.verdict, Verdict::Holds) { "" } else { " open" }
             );
         }
         Some(Timeline { svg: Ok(_), .. }) => {
@@ -302,7 +306,7 @@ fn profile(page: &mut String, backend: &Backend) {
     let _ = writeln!(
         page,
         "<dialog id=\"{id}\" aria-labelledby=\"{id}-h\">\n<form method=\"dialog\" class=\"bar\"><h2 id=\"{id}-h\">{} \
-         <small>About this run</small></h2><button>Close</button></form>\n<p>{}</p>\n{}<dl class=\"facts\">",
+         <small>About this run</small></h2><button autofocus>Close</button></form>\n<p>{}</p>\n{}<dl class=\"facts\">",
         escape(column),
         escape(&backend.headline),
         counts(backend)

@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Args;
-use lockcore_conformance::report::{Comparison, Golden, Lane};
+use lockcore_conformance::report::{Comparison, Golden, Kills, Lane};
 
 use crate::WRONG_USE;
 
@@ -56,7 +56,8 @@ impl Report {
         });
         let lanes = Lane::read_all(&results).map_err(|error| error.to_string())?;
         let out = self.out.clone().unwrap_or_else(|| results.join(".."));
-        let comparison = Comparison::new(lanes);
+        let kills = Kills::read(&results.join("..")).map_err(|error| error.to_string())?;
+        let comparison = Comparison::new(lanes).with_kills(kills);
         fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
         let out = out.canonicalize().unwrap_or(out);
         let mut told = io::stdout().lock();

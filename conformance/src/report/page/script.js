@@ -15,7 +15,7 @@ document.addEventListener("click", (event) => {
   if (event.target instanceof HTMLDialogElement) event.target.close();
 });
 for (const dialog of document.querySelectorAll("dialog")) {
-  dialog.addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
+  dialog.addEventListener("close", () => history.replaceState(null, "", "#"));
 }
 // The arrow keys go from cell to cell.
 document.addEventListener("keydown", (event) => {
@@ -34,4 +34,5 @@ window.addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("dialog.evidence details.drawn")) details.open = true;
 });
 window.addEventListener("hashchange", () => show(location.hash.slice(1)));
-show(location.hash.slice(1));
+// Not before the browser itself has gone to the address, which takes the focus away again.
+window.addEventListener("load", () => setTimeout(() => show(location.hash.slice(1))));
