@@ -33,7 +33,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::name::LockName;
+use crate::{backend::LockBackend, name::LockName};
 
 mod backend;
 mod check;
@@ -91,6 +91,25 @@ impl Config {
     /// Checks all that needs no server and returns every problem, not the first.
     pub fn problems(&self, registry: &Registry) -> Vec<Problem> {
         check::problems(self, registry)
+    }
+
+    /// Connects what a name stands for: a store, or a bridge in its phase. For tools; an application has its
+    /// [`LockManager`], which also looks at the servers.
+    ///
+    /// # Errors
+    /// `Misconfigured`: there is no such name. The connector's own for what a store says.
+    pub async fn connect(
+        &self,
+        name: &str,
+        registry: &Registry,
+    ) -> crate::Result<std::sync::Arc<dyn LockBackend>> {
+        match source::Source::of(self, name) {
+            Some(source) => source.connect(registry).await,
+            None => Err(crate::Error::new(
+                crate::ErrorKind::Misconfigured,
+                format!("there is no store {name:?} that is whole"),
+            )),
+        }
     }
 
     /// Returns the numbers that the file has for one lock: those under its own name, else those of its longest prefix.

@@ -121,7 +121,8 @@ struct Level<'a> {
 
 impl Level<'_> {
     async fn start(self, base: &ClientOptions) -> Result<LockClient> {
-        let source = Source::of(self.config, &self.risk.backend);
+        let source = Source::of(self.config, &self.risk.backend)
+            .expect("`problems` found no name that leads nowhere, and no bridge of bridges");
         let options = self.options(base);
         match self.connect(&source, &options).await {
             Ok(client) => Ok(client),

@@ -13,17 +13,18 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Looks a name up. `problems` has found no name that leads nowhere, and no bridge of bridges.
-    pub(super) fn of(config: &Config, name: &str) -> Self {
-        match config.bridge.get(name) {
-            Some(bridge) => Self::Bridge {
-                name: name.to_owned(),
-                bridge: bridge.clone(),
-                from: config.backend[&bridge.from].clone(),
-                to: config.backend[&bridge.to].clone(),
-            },
-            None => Self::Store(config.backend[name].clone()),
-        }
+    /// Looks a name up; `None` where it leads nowhere, or to a bridge of bridges.
+    pub(super) fn of(config: &Config, name: &str) -> Option<Self> {
+        let Some(bridge) = config.bridge.get(name) else {
+            return config.backend.get(name).cloned().map(Self::Store);
+        };
+        let (from, to) = (config.backend.get(&bridge.from)?, config.backend.get(&bridge.to)?);
+        Some(Self::Bridge {
+            name: name.to_owned(),
+            bridge: bridge.clone(),
+            from: from.clone(),
+            to: to.clone(),
+        })
     }
 
     /// Returns what messages call it before anything is connected.
