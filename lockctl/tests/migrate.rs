@@ -149,3 +149,29 @@ fn a_bridge_that_is_not_there_is_refused_with_what_is() {
         "{shown:?}"
     );
 }
+
+/// The operator's page, run as it is written: its file, and then its commands in their order.
+#[test]
+fn the_page_for_operators_works_as_it_is_written() {
+    let page = include_str!("../../docs/migrate.md");
+    let blocks = |kind: &str| -> Vec<String> {
+        let begin = format!("```{kind}\n");
+        page.split(&begin).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+    };
+    let stage = Stage::new();
+    let config = stage.path("locks.toml");
+    let text = blocks("toml").concat().replace("/srv/locks", stage.directory().to_str().unwrap());
+    fs::write(&config, text).unwrap();
+    fs::create_dir(stage.path("bin")).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_lockctl"), stage.path("bin/lockctl")).unwrap();
+    let mut shell = stage.program("sh");
+    let path = format!("{}:{}", stage.path("bin").display(), std::env::var("PATH").unwrap());
+    shell.env("PATH", path).env("LOCKCTL_CONFIG", &config).args(["-e", "-u", "-c", &blocks("sh").concat()]);
+    let ran = stage::Answer::of(shell.output().unwrap());
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let last: serde_json::Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["stage"], &last["settled"]), (&"from".into(), &true.into()), "{ran:?}");
+    let steps = fs::read_to_string(stage.path("steps.jsonl")).unwrap();
+    assert_eq!(steps.lines().count(), 5, "{steps}");
+    assert!(steps.contains("leaving the old store"), "{steps}");
+}
