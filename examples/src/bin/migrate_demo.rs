@@ -134,15 +134,16 @@ async fn book(name: &str, options: &Options) -> Result<(), Anything> {
             // From here on the lock is believed in, at this very moment.
             let now = i64::try_from(BootClock::read().as_nanos())?;
             let Ok(stamp) = watch.stamp() else { break };
+            // Whether or not the resource will let it through.
+            shop.execute(
+                "insert into held(account, worker, fence, first, last) values (?1, ?2, ?3, ?4, ?4)
+                 on conflict(account, fence, worker) do update set last = excluded.last",
+                params![account, name, stamp.fence.get(), now],
+            )?;
             let tx = shop.transaction_with_behavior(Immediate)?;
             match FenceTable.admit(&tx, &account, stamp, &step.to_string()) {
                 Ok(_) => {
                     tx.execute("update accounts set booked = booked + 1 where name = ?1", [&account])?;
-                    tx.execute(
-                        "insert into held(account, worker, fence, first, last) values (?1, ?2, ?3, ?4, ?4)
-                         on conflict(account, fence, worker) do update set last = excluded.last",
-                        params![account, name, stamp.fence.get(), now],
-                    )?;
                     tx.execute("insert into writes(at) values (?1)", [now])?;
                     tx.commit()?;
                 }
