@@ -1,6 +1,8 @@
 //! Every pair of phases that may live together, with every order of their requests and a fault between any two: each
 //! run is replayed from its beginning with another choice, until there is none left.
 
+#![allow(clippy::print_stdout, reason = "how many runs there were is the measure of a search")]
+
 use std::{
     collections::BTreeMap,
     future::poll_fn,
@@ -602,7 +604,7 @@ impl LockBackend for Records {
         self.store.high_water(call).await
     }
     async fn phase_read(&self, call: &Call) -> Result<Option<PhaseRecord>> {
-        if self.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 3 != 0 {
+        if !self.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed).is_multiple_of(3) {
             return self.store.phase_read(call).await;
         }
         let gate = Gate { store: self.store.clone(), gates: self.gates.clone(), ask: self.ask };

@@ -393,7 +393,7 @@ fn place((from, to): &Records) -> Result<(Stage, bool)> {
             Some(_) => Err(unfit("the old store has no record of the migration, and the new one has")),
         };
     };
-    let settled = from.epoch % 2 == 0;
+    let settled = from.epoch.is_multiple_of(2);
     let to = to.clone().unwrap_or_else(|| PhaseRecord::new(from.migration.clone(), 0));
     let has = |record: &PhaseRecord, phase: Phase| record.open.iter().any(|open| open == phase.as_str());
     let (is_from, is_to) = (has(from, Phase::From), has(&to, Phase::To));
