@@ -6,6 +6,7 @@ mod config;
 mod connector;
 mod error;
 mod open;
+mod phases;
 mod place;
 mod wait;
 mod wire;

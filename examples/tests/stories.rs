@@ -67,3 +67,30 @@ fn order_demo_shows_the_refusal_and_what_happens_without_it() {
         &["is frozen (SIGSTOP)", "wakes up (SIGCONT)", "REFUSED by the database", "without the fence"],
     );
 }
+
+#[test]
+fn migrate_demo_moves_there_and_back_and_breaks_no_promise() {
+    let said = run(env!("CARGO_BIN_EXE_migrate_demo"), &["--workers", "3", "--ttl", "800ms"]);
+    assert_tells(
+        &said,
+        &[
+            "stage from+both",
+            "falls asleep in phase `from`",
+            "stage both+to",
+            "the move is over",
+            "the phase `from` of the migration \"moving\" is not open",
+            "and back",
+            "back on the old store",
+            "double holds                   0",
+            "fences that went back          0",
+            "writes of live holders refused 0",
+            "processes sent away            1",
+        ],
+    );
+}
+
+#[test]
+fn migrate_demo_without_the_bridge_has_two_holders() {
+    let said = run(env!("CARGO_BIN_EXE_migrate_demo"), &["--naive", "--workers", "6"]);
+    assert_tells(&said, &["did not exclude each other"]);
+}

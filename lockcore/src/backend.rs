@@ -168,13 +168,22 @@ pub trait LockBackend: fmt::Debug + Send + Sync + 'static {
         Err(self.unsupported(Verb::Migrate))
     }
 
-    /// Becomes a member of a phase, if it is open: a lease that binds every acquire. Body: `Unsupported`.
+    /// Becomes a member of a phase, if it is open: a lease that binds every acquire. It is renewed like a lock, and a
+    /// renewal of one that has ended is `Lost`. The store keeps the phase and [`Call::label`]. Body: `Unsupported`.
+    ///
+    /// # Errors
+    /// `Unavailable`: the phase is not open. `Unknown`: a membership may exist until its TTL ends.
     async fn join(&self, _call: &Call, _phase: &str, _ttl: Duration) -> Result<Lease> {
         Err(self.unsupported(Verb::Migrate))
     }
 
     /// Ends a membership. Body: `Unsupported`.
     async fn leave(&self, _call: &Call, _member: &Lease) -> Result<Released> {
+        Err(self.unsupported(Verb::Migrate))
+    }
+
+    /// Lists the members of all phases: who has joined, and has neither left nor expired. Body: `Unsupported`.
+    async fn members(&self, _call: &Call) -> Result<Vec<Member>> {
         Err(self.unsupported(Verb::Migrate))
     }
 
@@ -213,6 +222,34 @@ impl PhaseRecord {
     /// Starts a record with no phase open.
     pub fn new(migration: impl Into<String>, epoch: u64) -> Self {
         Self { migration: migration.into(), epoch, open: Vec::new(), floor: None }
+    }
+}
+
+/// One process that takes part in a migration, as its store shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Member {
+    /// The phase that it joined.
+    pub phase: String,
+    /// Tells it from others; the owner of its membership.
+    pub owner: OwnerDigest,
+    /// What it calls itself, where the store keeps it.
+    pub label: Option<String>,
+    /// How long it stays without a renewal, where the store tells.
+    pub remaining: Option<Duration>,
+}
+
+impl Member {
+    /// Starts from what every store knows.
+    pub fn new(phase: impl Into<String>, owner: OwnerDigest) -> Self {
+        Self { phase: phase.into(), owner, label: None, remaining: None }
+    }
+
+    /// Adds what this store knows besides.
+    #[must_use]
+    pub fn with(mut self, add: impl FnOnce(&mut Self)) -> Self {
+        add(&mut self);
+        self
     }
 }
 
@@ -260,6 +297,7 @@ macro_rules! forward {
                 phase_cas<'a, 'b>(expect: Option<&'a PhaseRecord>, new: &'b PhaseRecord) -> Result<bool>;
                 join<'a>(phase: &'a str, ttl: Duration) -> Result<Lease>;
                 leave<'a>(member: &'a Lease) -> Result<Released>;
+                members<>() -> Result<Vec<Member>>;
                 second_connection<>() -> Result<Option<Arc<dyn LockBackend>>>;
             }
             fn capabilities(&self) -> Capabilities {

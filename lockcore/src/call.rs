@@ -17,6 +17,7 @@ use crate::{
 pub(crate) struct Frame {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) namespace: Arc<str>,
+    pub(crate) label: Arc<str>,
     pub(crate) drift: f64,
     pub(crate) exchange: Duration,
 }
@@ -78,6 +79,28 @@ impl Call {
         &self.frame.namespace
     }
 
+    /// Returns what the client calls itself for people, like `host:pid`; may be empty. A request's own label goes
+    /// before it.
+    pub fn label(&self) -> &str {
+        &self.frame.label
+    }
+
+    /// Frames a request that belongs to no lease, with a budget of its own.
+    pub(crate) fn beside(&self, budget: Duration) -> Self {
+        let deadline = self.now().saturating_add(budget);
+        Self { frame: self.frame.clone(), deadline, attempt: 1, lock_delay: Duration::ZERO }
+    }
+
+    /// Ends the call earlier.
+    pub(crate) fn ending_by(&self, deadline: Moment) -> Self {
+        Self { deadline: self.deadline.min(deadline), ..self.clone() }
+    }
+
+    /// Returns how long one exchange may take, whatever is left of this call.
+    pub(crate) fn exchange(&self) -> Duration {
+        self.frame.exchange
+    }
+
     /// Returns how long the store keeps a lock closed after an unclean end. It is already part of the TTL that
     /// verbs are given; only a backend that ends leases by itself needs to know.
     pub fn lock_delay(&self) -> Duration {
@@ -99,7 +122,7 @@ impl Call {
     /// Makes a call with a budget and the default drift margin: for a backend's own unit tests.
     pub fn for_tests(clock: Arc<dyn Clock>, budget: Duration) -> Self {
         let deadline = clock.now().saturating_add(budget);
-        let frame = Frame { clock, namespace: "".into(), drift: 0.01, exchange: budget };
+        let frame = Frame { clock, namespace: "".into(), label: "".into(), drift: 0.01, exchange: budget };
         Self::new(Arc::new(frame), deadline, 1, Duration::ZERO)
     }
 
@@ -111,6 +134,13 @@ impl Call {
         crate::name::check_namespace(namespace)?;
         let frame = Frame { namespace: namespace.into(), ..(*self.frame).clone() };
         Ok(Self { frame: Arc::new(frame), ..self.clone() })
+    }
+
+    /// Names the caller: for a backend's own unit tests, and for tools that go around a client.
+    #[must_use]
+    pub fn labelled(&self, label: impl Into<Arc<str>>) -> Self {
+        let frame = Frame { label: label.into(), ..(*self.frame).clone() };
+        Self { frame: Arc::new(frame), ..self.clone() }
     }
 
     /// Numbers the attempt: for the suite and for a backend's own unit tests.
@@ -156,6 +186,11 @@ impl AcquireRequest {
     pub fn labelled(mut self, label: impl Into<Arc<str>>) -> Self {
         self.label = Some(label.into());
         self
+    }
+
+    /// Demands a fence above a floor as well, if there is one.
+    pub(crate) fn also_above(&self, floor: Option<Fence>) -> Self {
+        Self { floor: self.floor.max(floor), ..self.clone() }
     }
 
     /// Starts the same acquisition over with a new owner: what follows an operation that is over.
@@ -210,12 +245,17 @@ impl AcquireRequest {
             ));
         }
         let deadline = call.deadline_of(sent, ttl.min(self.ttl));
+        self.usable(call, Lease::new(self.name.clone(), self.owner, deadline, fence))
+    }
+
+    /// Refuses a lease with nothing useful left.
+    pub(crate) fn usable(&self, call: &Call, lease: Lease) -> Result<Lease> {
         let usable = self.ttl.saturating_sub(call.lock_delay);
         let least = (usable / 10).max(Duration::from_millis(10).min(usable / 2));
-        if call.now().until(deadline) < least {
+        if call.now().until(lease.deadline) < least {
             return Err(Error::lost(LostReason::Expired));
         }
-        Ok(Lease::new(self.name.clone(), self.owner, deadline, fence))
+        Ok(lease)
     }
 }
 

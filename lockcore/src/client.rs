@@ -359,6 +359,7 @@ impl Inner {
         Arc::new(Frame {
             clock: self.clock.clone(),
             namespace: self.namespace.clone(),
+            label: self.label.clone(),
             drift: self.options.drift,
             exchange,
         })

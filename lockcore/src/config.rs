@@ -33,7 +33,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::name::LockName;
+use crate::{backend::LockBackend, name::LockName};
 
 mod backend;
 mod check;
@@ -43,6 +43,7 @@ mod manager;
 mod memory;
 mod registry;
 mod risk;
+mod source;
 
 pub use backend::{BackendConfig, Credentials, OptionValue, Options};
 pub use manager::LockManager;
@@ -50,7 +51,7 @@ pub use memory::Memory;
 pub use registry::{Connector, Registry};
 pub use risk::{Demands, Requirements, RiskConfig, Start, Survival, WhenUnavailable};
 
-pub use crate::url::StoreUrl;
+pub use crate::{migrate::Phase, url::StoreUrl};
 
 /// The whole table. Any serde format; unknown keys are errors; durations are text with a unit.
 ///
@@ -92,13 +93,33 @@ impl Config {
         check::problems(self, registry)
     }
 
+    /// Connects what a name stands for: a store, or a bridge in its phase. For tools; an application has its
+    /// [`LockManager`], which also looks at the servers.
+    ///
+    /// # Errors
+    /// `Misconfigured`: there is no such name. The connector's own for what a store says.
+    pub async fn connect(
+        &self,
+        name: &str,
+        registry: &Registry,
+    ) -> crate::Result<std::sync::Arc<dyn LockBackend>> {
+        match source::Source::of(self, name) {
+            Some(source) => source.connect(registry).await,
+            None => Err(crate::Error::new(
+                crate::ErrorKind::Misconfigured,
+                format!("there is no store {name:?} that is whole"),
+            )),
+        }
+    }
+
     /// Returns the numbers that the file has for one lock: those under its own name, else those of its longest prefix.
     pub fn numbers(&self, name: &LockName) -> Option<&LockConfig> {
         numbers_of(&self.lock, name)
     }
 }
 
-/// Two stores as one, while locks move from one to the other.
+/// Two stores as one, while locks move from one to the other: a [`Bridge`](crate::migrate::Bridge), whose migration has
+/// the table's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[non_exhaustive]
@@ -107,21 +128,12 @@ pub struct BridgeConfig {
     pub from: String,
     /// The store that they go to, by name.
     pub to: String,
-    /// How far the move has come.
+    /// How far the move has come, for the processes that read this.
     pub phase: Phase,
-}
-
-/// How far a move between two stores has come. Neighbouring phases exclude each other's holders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Phase {
-    /// Locks are taken on the old store, and the move is announced.
-    From,
-    /// Locks are taken on both.
-    Both,
-    /// Locks are taken on the new store alone.
-    To,
+    /// How long a membership of the phase lives without a renewal: the longest TTL of a lock, and how long a process
+    /// that is stopped holds up the move. 60 s, or what both stores allow.
+    #[serde(default, with = "duration", skip_serializing_if = "Option::is_none")]
+    pub membership: Option<Duration>,
 }
 
 /// Numbers for single locks. What is missing comes from the level.

@@ -56,6 +56,7 @@ mod lease;
 mod lock;
 mod machine;
 pub mod memory;
+pub mod migrate;
 mod name;
 mod observe;
 mod owner;

@@ -91,6 +91,8 @@ impl MemoryBackend {
             slot.changed();
             *slot = Slot { queue: std::mem::take(&mut slot.queue), ..Slot::default() };
         }
+        drop(locks);
+        self.service.phases.grab().clear();
     }
 
     /// Forgets every holder and keeps the fences: a store that lost its data and seeds its fences by the time.
@@ -144,7 +146,15 @@ impl fmt::Debug for MemoryBackend {
 #[derive(Default)]
 struct Service {
     locks: Mutex<HashMap<Key, Slot>>,
+    phases: Mutex<HashMap<Box<str>, Phases>>,
     faults: Faults,
+}
+
+/// What one namespace knows of a migration.
+#[derive(Default)]
+struct Phases {
+    record: Option<PhaseRecord>,
+    members: Vec<(Owner, Member, Moment)>,
 }
 
 type Key = (Box<str>, LockName);
@@ -237,6 +247,27 @@ impl MemoryBackend {
         let answer = effect(call.now());
         fault.reply(call).await?;
         Ok(answer)
+    }
+
+    fn with_phases<T>(&self, call: &Call, change: impl FnOnce(&mut Phases) -> T) -> T {
+        let mut phases = self.service.phases.grab();
+        let phases = phases.entry(call.namespace().into()).or_default();
+        let now = call.now();
+        phases.members.retain(|(_, _, until)| now < *until);
+        change(phases)
+    }
+
+    /// Moves the end of a membership; `None`: this lease is none.
+    fn renew_member(&self, call: &Call, member: &Lease, ttl: Duration) -> Option<()> {
+        self.with_phases(call, |phases| {
+            let (_, _, until) = phases.members.iter_mut().find(|(owner, ..)| *owner == member.owner)?;
+            *until = (*until).max(call.now().saturating_add(ttl));
+            Some(())
+        })
+    }
+
+    fn is_member(&self, call: &Call, lease: &Lease) -> bool {
+        self.with_phases(call, |phases| phases.members.iter().any(|(owner, ..)| *owner == lease.owner))
     }
 
     fn try_grant(&self, call: &Call, request: &AcquireRequest, ticket: Option<&Arc<Ticket>>) -> Answer {
@@ -361,6 +392,11 @@ impl LockBackend for MemoryBackend {
 
     async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
         let sent = call.now();
+        if self.is_member(call, lease) {
+            let renewed = self.exchange(call, Verb::Migrate, |_| self.renew_member(call, lease, ttl)).await?;
+            let expired = || Error::lost(LostReason::Expired);
+            return renewed.map(|()| call.renewed(lease, sent, ttl)).ok_or_else(expired);
+        }
         let gone = self
             .exchange(call, Verb::Renew, |now| {
                 self.with_slot(call, &lease.name, |slot| {
@@ -545,6 +581,68 @@ impl LockBackend for MemoryBackend {
             names.sort();
             names.truncate(1000);
             names
+        })
+        .await
+    }
+
+    async fn phase_read(&self, call: &Call) -> Result<Option<PhaseRecord>> {
+        self.exchange(call, Verb::Migrate, |_| self.with_phases(call, |phases| phases.record.clone())).await
+    }
+
+    async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
+        self.exchange(call, Verb::Migrate, |_| {
+            self.with_phases(call, |phases| {
+                let same = phases.record.as_ref() == expect;
+                if same {
+                    phases.record = Some(new.clone());
+                }
+                same
+            })
+        })
+        .await
+    }
+
+    async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
+        let request = AcquireRequest::new(LockName::parse(phase)?, ttl);
+        let sent = call.now();
+        let joined = self
+            .exchange(call, Verb::Migrate, |now| {
+                self.with_phases(call, |phases| {
+                    let open = phases.record.as_ref().is_some_and(|r| r.open.iter().any(|p| p == phase));
+                    if open {
+                        let member = Member::new(phase, request.owner().digest())
+                            .with(|m| m.label = Some(call.label().to_owned()).filter(|l| !l.is_empty()));
+                        phases.members.push((*request.owner(), member, now.saturating_add(ttl)));
+                    }
+                    open
+                })
+            })
+            .await?;
+        match joined {
+            true => request.granted(call, sent, ttl, Fence::MIN),
+            false => Err(Error::new(ErrorKind::Unavailable, format!("the phase {phase:?} is not open"))),
+        }
+    }
+
+    async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
+        self.exchange(call, Verb::Migrate, |_| {
+            self.with_phases(call, |phases| {
+                let before = phases.members.len();
+                phases.members.retain(|(owner, ..)| *owner != member.owner);
+                if phases.members.len() < before { Released::Now } else { Released::AlreadyOver }
+            })
+        })
+        .await
+    }
+
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        self.exchange(call, Verb::Migrate, |now| {
+            self.with_phases(call, |phases| {
+                let member = |(_, member, until): &(Owner, Member, Moment)| {
+                    member.clone().with(|m| m.remaining = Some(now.until(*until)))
+                };
+                phases.members.iter().map(member).collect()
+            })
         })
         .await
     }

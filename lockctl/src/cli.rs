@@ -88,6 +88,14 @@ pub enum Command {
         after_help = "Examples:\n  lockctl fence nightly/report\n  lockctl fence nightly/report --raise 1000000"
     )]
     Fence(Fence),
+    /// Moves locks from one store to another while they are in use, a stage at a time, and back
+    ///
+    /// A bridge of the configuration file names the two stores. The stores keep where the move stands; the processes keep
+    /// to the phase of their own file. Between two stages the fleet is restarted into the next phase.
+    #[command(
+        after_help = "Examples:\n  lockctl migrate plan\n  lockctl migrate status moving\n  lockctl migrate advance --wait 2m moving\n  lockctl migrate rollback --dry-run moving\n\nExits with 111 when somebody is still in a phase that the step closes, with 112 after waiting for that in vain."
+    )]
+    Migrate(Migrate),
     /// Checks the configuration file, or shows the settings that would be used
     Config(Config),
     /// Writes a completion script for a shell
@@ -269,6 +277,60 @@ pub struct Fence {
     /// Which store.
     #[command(flatten)]
     pub store: StoreArgs,
+}
+
+/// Options of `migrate`.
+#[derive(Debug, Args)]
+pub struct Migrate {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: MigrateCommand,
+}
+
+/// What to do with a migration.
+#[derive(Debug, Subcommand)]
+pub enum MigrateCommand {
+    /// Shows all stages, where the move stands, and what the stores would not keep
+    Plan(MigrateArgs),
+    /// Shows the stage, and who is in which phase
+    Status(MigrateArgs),
+    /// Takes the next step towards the new store
+    Advance(MigrateStep),
+    /// Takes a step back towards the old store, or undoes one that was begun
+    Rollback(MigrateStep),
+}
+
+/// Which migration.
+#[derive(Clone, Debug, Args)]
+pub struct MigrateArgs {
+    /// Bridge of the configuration file (default: the only one)
+    pub bridge: Option<String>,
+    /// Configuration file
+    #[arg(short, long, value_name = "FILE", env = "LOCKCTL_CONFIG", hide_env_values = true, value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Keeps deployments apart that share a store (default: as the file says)
+    #[arg(long, value_name = "NAME", env = "LOCKCTL_NAMESPACE", hide_env_values = true)]
+    pub namespace: Option<String>,
+}
+
+/// One step.
+#[derive(Clone, Debug, Args)]
+pub struct MigrateStep {
+    /// Which migration.
+    #[command(flatten)]
+    pub which: MigrateArgs,
+    /// How long to wait for those who are still in a phase that closes: 0, a duration like 90s, or forever (default: 0)
+    #[arg(short, long, value_name = "D", value_parser = duration::parse_wait)]
+    pub wait: Option<Wait>,
+    /// Says what the step would do, and changes nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Why; part of the record
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub reason: String,
+    /// Adds the record of the step to a file, a line of JSON each
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub record: Option<PathBuf>,
 }
 
 /// Options of `config`.

@@ -16,6 +16,7 @@ pub mod for_tests;
 mod inspect;
 mod list;
 mod manual;
+mod migrate;
 mod numbers;
 mod run;
 mod state_file;
@@ -73,6 +74,7 @@ fn dispatch(command: &Command, written: Written, voice: &Voice) -> Result<u8, Fa
         Command::List(options) => block_on(list::main(options, written, voice)),
         Command::Break(options) => block_on(break_lock::main(options, written, voice)),
         Command::Fence(options) => block_on(fence::main(options, written, voice)),
+        Command::Migrate(options) => block_on(migrate::main(options, voice)),
         Command::Config(options) => config::main(options, written, voice),
         Command::Completions(options) => manual::completions(options),
         Command::Man => manual::man(),

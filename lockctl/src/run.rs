@@ -390,7 +390,7 @@ fn variables(name: &LockName, stamp: lockcore::Stamp, numbers: &Numbers) -> Vec<
     variables
 }
 
-fn default_label() -> String {
+pub(crate) fn default_label() -> String {
     let user = env::var("USER").or_else(|_| env::var("LOGNAME")).ok().filter(|user| !user.is_empty());
     let user = user.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string());
     let host = rustix::system::uname();

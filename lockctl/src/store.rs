@@ -12,7 +12,7 @@ use std::{
 use lockcore::{
     ErrorKind, LockClient, LockName, StoreUrl,
     backend::{Call, LockBackend},
-    config::{BackendConfig, Demands, Registry, RiskConfig},
+    config::{BackendConfig, Config, Demands, Registry, RiskConfig},
 };
 use lockcore_sql::Sqlite;
 
@@ -50,7 +50,10 @@ pub(crate) struct Written {
 /// The store that was chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
+    /// The store; of a bridge, the one that locks leave.
     pub(crate) backend: BackendConfig,
+    /// The bridge of the file that the level stands on.
+    pub(crate) bridge: Option<String>,
     pub(crate) namespace: String,
     /// The level of the file that it was chosen by.
     pub(crate) level: Option<(String, RiskConfig)>,
@@ -61,7 +64,10 @@ pub(crate) struct Store {
 impl Store {
     /// Returns what people read: never a password.
     pub(crate) fn shown(&self) -> String {
-        self.backend.url.to_string()
+        match self.bridge.as_ref().zip(self.file.as_ref()) {
+            Some((name, file)) => bridge_shown(name, &file.config),
+            None => self.backend.url.to_string(),
+        }
     }
 
     /// Says where the password comes from.
@@ -122,7 +128,24 @@ impl Store {
     }
 
     async fn open(&self) -> lockcore::Result<Arc<dyn LockBackend>> {
-        registry().connect(&self.backend).await
+        match self.bridge.as_ref().zip(self.file.as_ref()) {
+            Some((name, file)) => file.config.connect(name, &registry()).await,
+            None => registry().connect(&self.backend).await,
+        }
+    }
+}
+
+/// Says between which stores a bridge is, and in which phase.
+pub(crate) fn bridge_shown(name: &str, config: &Config) -> String {
+    let url = |store: &str| config.backend.get(store).map_or("?".into(), |store| store.url.to_string());
+    match config.bridge.get(name) {
+        Some(bridge) => format!(
+            "bridge {name} from {} to {}, phase {}",
+            url(&bridge.from),
+            url(&bridge.to),
+            bridge.phase.as_str()
+        ),
+        None => format!("bridge {name}"),
     }
 }
 
@@ -284,13 +307,21 @@ fn choose_with(
         }
         (None, None, None) => (BackendConfig::new(default_url(around)?), None),
     };
+    let bridge = level.as_ref().zip(file.as_ref()).and_then(|((_, level), file)| {
+        file.config.bridge.contains_key(&level.backend).then(|| level.backend.clone())
+    });
+    if bridge.is_some() && (args.user.is_some() || args.password_file.is_some()) {
+        return Err(Failure::usage(
+            "the level stands on a bridge, so --user and --password-file could mean either store; write them into the file",
+        ));
+    }
     let backend = with_credentials(backend, args)?;
     registry()
         .check(&backend)
         .map_err(|error| Failure::usage(format!("{}: {}", backend.url, error.message())))?;
     let namespace =
         args.namespace.clone().or_else(|| file.as_ref().map(|file| file.config.namespace.clone()));
-    Ok(Store { backend, namespace: namespace.unwrap_or_default(), level, file })
+    Ok(Store { backend, bridge, namespace: namespace.unwrap_or_default(), level, file })
 }
 
 type Chosen = (BackendConfig, Option<(String, RiskConfig)>);
@@ -302,7 +333,8 @@ fn of_level(file: &File, name: &str) -> Result<Chosen, Failure> {
         Failure::usage(format!("{} has no level {name:?}; it has {}", file.path.display(), all.join(", ")))
     })?;
     // A file with a name that leads nowhere has been refused before.
-    let backend = config.backend.get(&level.backend).ok_or_else(|| {
+    let of_bridge = config.bridge.get(&level.backend).map(|bridge| &bridge.from);
+    let backend = config.backend.get(of_bridge.unwrap_or(&level.backend)).ok_or_else(|| {
         Failure::usage(format!("{} has no backend {:?}", file.path.display(), level.backend))
     })?;
     Ok((backend.clone(), Some((name.to_owned(), level.clone()))))
@@ -477,8 +509,13 @@ pub(crate) mod tests {
         // What the store's connector says about a user is not the question here.
         let url = given_url(&"redis://u:s3cret@h/0".into(), false).unwrap();
         assert_eq!(url.expose_password(), Some("s3cret"));
-        let store =
-            Store { backend: BackendConfig::new(url), namespace: String::new(), level: None, file: None };
+        let store = Store {
+            backend: BackendConfig::new(url),
+            bridge: None,
+            namespace: String::new(),
+            level: None,
+            file: None,
+        };
         assert_eq!(store.shown(), "redis://u:***@h/0");
         assert_eq!(store.password_source(), "*** from the address");
         assert!(!format!("{store:?}").contains("s3cret"));

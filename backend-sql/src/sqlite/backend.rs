@@ -205,6 +205,8 @@ impl LockBackend for SqliteBackend {
             in_place_or_lost(desk)?;
             match desk.store.renew(&key, &owner, fence, ttl_ns)? {
                 Some(_) => Ok(()),
+                // Not a lock: a membership of a phase, perhaps.
+                None if desk.store.renew_member(&key.namespace, &owner, ttl_ns)? => Ok(()),
                 None => Err(why_lost(desk, &key, &owner, fence)?.into()),
             }
         };
@@ -429,6 +431,59 @@ impl LockBackend for SqliteBackend {
             Ok(names.iter().map(|name| LockName::parse(name)).collect::<Result<Vec<_>>>()?)
         };
         self.ask(call, Verb::List, None, job).await.map(|(_, names)| names)
+    }
+
+    async fn phase_read(&self, call: &Call) -> Result<Option<PhaseRecord>> {
+        let namespace: Box<str> = call.namespace().into();
+        let job = move |desk: &mut Desk| {
+            in_place(desk)?;
+            Ok(desk.store.phase(&namespace)?)
+        };
+        self.ask(call, Verb::Migrate, None, job).await.map(|(_, record)| record)
+    }
+
+    async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
+        let namespace: Box<str> = call.namespace().into();
+        let (expect, new) = (expect.cloned(), new.clone());
+        let job = move |desk: &mut Desk| {
+            in_place(desk)?;
+            Ok(desk.store.replace_phase(&namespace, expect.as_ref(), &new)?)
+        };
+        self.ask(call, Verb::Migrate, None, job).await.map(|(_, replaced)| replaced)
+    }
+
+    async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
+        check_ttl(ttl, &self.capabilities()).map_err(|e| e.about(Verb::Migrate, None, BACKEND))?;
+        let namespace: Box<str> = call.namespace().into();
+        let label = Some(call.label().to_owned()).filter(|label| !label.is_empty());
+        let request = AcquireRequest::new(LockName::parse(phase)?, ttl);
+        let (owner, ttl_ns, asked) = (*request.owner(), nanos(ttl), phase.to_owned());
+        let job = move |desk: &mut Desk| {
+            in_place(desk)?;
+            Ok(desk.store.join(&namespace, &owner, &asked, ttl_ns, label.as_deref())?)
+        };
+        let (sent, joined) = self.ask(call, Verb::Migrate, None, job).await?;
+        if !joined {
+            let closed = Error::new(ErrorKind::Unavailable, format!("the phase {phase:?} is not open"));
+            return Err(closed.about(Verb::Migrate, None, BACKEND));
+        }
+        request.granted(call, sent, ttl, Fence::MIN).map_err(|e| e.about(Verb::Migrate, None, BACKEND))
+    }
+
+    async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
+        let (namespace, owner): (Box<str>, _) = (call.namespace().into(), member.owner);
+        let job = move |desk: &mut Desk| Ok(desk.store.leave_phase(&namespace, &owner)?);
+        let (_, left) = self.ask(call, Verb::Release, None, job).await?;
+        Ok(if left { Released::Now } else { Released::AlreadyOver })
+    }
+
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        let namespace: Box<str> = call.namespace().into();
+        let job = move |desk: &mut Desk| {
+            in_place(desk)?;
+            Ok(desk.store.members(&namespace)?)
+        };
+        self.ask(call, Verb::Migrate, None, job).await.map(|(_, members)| members)
     }
 
     async fn second_connection(&self, _call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {

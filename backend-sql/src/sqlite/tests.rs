@@ -967,3 +967,48 @@ fn an_unconfirmed_commit_is_overwritten_before_anything_is_called_gone() {
     store.grant(&key, &Owner::random(), 1_000_000_000, 0, None).unwrap();
     assert!(matches!(store.look(&key).unwrap().unwrap().standing, Standing::Live(_)));
 }
+
+#[tokio::test]
+async fn the_phases_of_a_migration_bind_their_members() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("locks.db");
+    let open = async || SqliteBackend::open(SqliteConfig::new(path.clone())).await.unwrap();
+    let (backend, operator) = (open().await, open().await);
+    let (call, ttl) = (call().labelled("web-1:4711"), Duration::from_secs(20));
+    assert_eq!(backend.phase_read(&call).await.unwrap(), None);
+    assert_eq!(backend.members(&call).await.unwrap(), []);
+    assert_eq!(backend.join(&call, "from", ttl).await.unwrap_err().kind(), ErrorKind::Unavailable);
+
+    let mut first = PhaseRecord::new("moving", 1);
+    first.open = vec!["from".into(), "b%\n0".into()];
+    assert!(operator.phase_cas(&call, None, &first).await.unwrap());
+    assert!(!operator.phase_cas(&call, None, &first).await.unwrap(), "it is there already");
+    assert_eq!(backend.phase_read(&call).await.unwrap().as_ref(), Some(&first));
+    let elsewhere = call.in_namespace("elsewhere").unwrap();
+    assert_eq!(backend.phase_read(&elsewhere).await.unwrap(), None);
+
+    let member = backend.join(&call, "from", ttl).await.unwrap();
+    let short = backend.join(&call, "from", Duration::from_millis(10)).await;
+    let seen = operator.members(&call).await.unwrap();
+    assert!(seen.iter().any(|m| m.owner == member.owner.digest() && m.phase == "from"), "{seen:?}");
+    assert_eq!(seen[0].label.as_deref(), Some("web-1:4711"));
+    // It is renewed like a lock, and it is none: the name is free for one.
+    let renewed = backend.renew(&call, &member, ttl * 2).await.unwrap();
+    assert!(renewed.deadline > member.deadline);
+    let lock = backend.acquire(&call, &request("from", ttl)).await.unwrap();
+    if let Ok(short) = short {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(backend.renew(&call, &short, ttl).await.unwrap_err().kind(), ErrorKind::Lost);
+    }
+
+    let mut second = first.clone();
+    (second.epoch, second.open, second.floor) = (2, Vec::new(), Some(lock.fence));
+    assert!(!operator.phase_cas(&call, Some(&second), &second).await.unwrap());
+    assert!(operator.phase_cas(&call, Some(&first), &second).await.unwrap());
+    assert_eq!(backend.phase_read(&call).await.unwrap(), Some(second));
+    assert_eq!(backend.join(&call, "from", ttl).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let renewed = backend.renew(&call, &renewed, ttl).await.expect("who is in stays until it leaves");
+    assert_eq!(backend.leave(&call, &renewed).await.unwrap(), Released::Now);
+    assert_eq!(backend.leave(&call, &renewed).await.unwrap(), Released::AlreadyOver);
+    assert_eq!(operator.members(&call).await.unwrap(), []);
+}

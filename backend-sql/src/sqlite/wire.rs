@@ -165,13 +165,13 @@ pub(super) enum Standing {
 
 /// An open file, and the clock its leases are judged by.
 pub(super) struct Store {
-    db: Connection,
-    clock: ClockId,
+    pub(super) db: Connection,
+    pub(super) clock: ClockId,
     /// A commit failed in a way that a later recovery might undo: see [`settle`](Store::settle).
     in_doubt: bool,
 }
 
-type Step<T> = Result<T, Failure>;
+pub(super) type Step<T> = Result<T, Failure>;
 
 impl Store {
     pub(super) fn new(db: Connection, clock: ClockId) -> Self {
@@ -444,7 +444,7 @@ impl Store {
             .map_err(Failure::work)
     }
 
-    fn note<T>(&mut self, answer: Step<T>) -> Step<T> {
+    pub(super) fn note<T>(&mut self, answer: Step<T>) -> Step<T> {
         if let Err(failure) = &answer {
             self.in_doubt |= failure.is_in_doubt();
         }
@@ -509,7 +509,7 @@ fn span(from: i64, to: i64) -> Duration {
     Duration::from_nanos(to.saturating_sub(from).max(0) as u64)
 }
 
-fn cached<'db>(db: &'db Connection, sql: &str) -> Step<CachedStatement<'db>> {
+pub(super) fn cached<'db>(db: &'db Connection, sql: &str) -> Step<CachedStatement<'db>> {
     db.prepare_cached(sql).map_err(Failure::work)
 }
 
@@ -537,7 +537,7 @@ fn change<T>(
     }
 }
 
-fn transact<T>(db: &mut Connection, work: impl FnOnce(&Connection) -> Step<T>) -> Step<T> {
+pub(super) fn transact<T>(db: &mut Connection, work: impl FnOnce(&Connection) -> Step<T>) -> Step<T> {
     let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(Failure::work)?;
     let value = work(&transaction)?;
     transaction.commit().map_err(Failure::commit)?;

@@ -382,6 +382,10 @@ impl LockBackend for Behind {
         self.pass(call, Verb::Migrate, Effect::Any, self.backend.leave(call, member)).await
     }
 
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        self.pass(call, Verb::Migrate, Effect::Any, self.backend.members(call)).await
+    }
+
     async fn second_connection(&self, call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
         let second =
             self.pass(call, Verb::Connect, Effect::Any, self.backend.second_connection(call)).await?;

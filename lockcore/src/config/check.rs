@@ -94,19 +94,55 @@ impl Checker<'_> {
             let path = format!("bridge.{}", key(name));
             if name.is_empty() {
                 self.add(&path, "a bridge needs a name");
+            } else if let Err(error) = crate::migrate::check_name(name) {
+                self.add(&path, error.message());
             }
             if self.config.backend.contains_key(name) {
                 self.add(&path, "has the name of a backend; a level could mean either");
             }
+            let circle = bridge.from != bridge.to && self.leads_back(name);
             for (side, target) in [("from", &bridge.from), ("to", &bridge.to)] {
-                self.reference(&format!("{path}.{side}"), target);
+                let path = format!("{path}.{side}");
+                self.reference(&path, target);
+                if self.config.bridge.contains_key(target)
+                    && !self.config.backend.contains_key(target)
+                    && !circle
+                {
+                    self.add(path, "is a bridge; it joins two stores, so end one move before the next");
+                }
             }
+            let url = |target: &String| self.config.backend.get(target).map(|backend| &backend.url);
             if bridge.from == bridge.to {
                 self.add(format!("{path}.to"), "is the store that locks come from; a bridge needs two");
-            } else if self.leads_back(name) {
+            } else if circle {
                 self.add(&path, "leads back to itself");
+            } else if url(&bridge.from).is_some() && url(&bridge.from) == url(&bridge.to) {
+                self.add(
+                    format!("{path}.to"),
+                    "has the address of the store that locks come from; a bridge needs two",
+                );
             }
-            self.add(&path, "bridges are not supported yet; they come with the migration");
+            if bridge.membership == Some(Duration::ZERO) {
+                self.add(format!("{path}.membership"), "must be more than zero");
+            }
+        }
+    }
+
+    /// No lease outlives its membership, so a longer TTL can never be granted.
+    fn fits_membership(&mut self, path: &str, backend: &str, ttl: Duration) {
+        let Some(bridge) = self.config.bridge.get(backend) else { return };
+        let membership = bridge.membership.unwrap_or(crate::migrate::MEMBERSHIP);
+        if ttl > membership && !membership.is_zero() {
+            self.add(
+                format!("{path}.ttl"),
+                format!(
+                    "{} (lock-delay included) is longer than a membership of bridge.{}, which lasts {}; no lease \
+                     outlives it: shorten the one, or lengthen the other with `membership`",
+                    crate::text::show_duration(ttl),
+                    key(backend),
+                    crate::text::show_duration(membership)
+                ),
+            );
         }
     }
 
@@ -155,6 +191,8 @@ impl Checker<'_> {
                 lock_delay: *lock_delay,
             };
             self.numbers(&path, &numbers, DEFAULT_TTL);
+            let ttl = ttl.unwrap_or(DEFAULT_TTL).saturating_add(lock_delay.unwrap_or_default());
+            self.fits_membership(&path, &risk.backend, ttl);
         }
     }
 
@@ -241,6 +279,12 @@ impl Checker<'_> {
                 self.add(&path, error.message());
             }
             self.numbers(&path, numbers, longest.unwrap_or(DEFAULT_TTL));
+            // With one level there is no other at which it could be taken.
+            let mut levels = self.config.risk.values();
+            if let (Some(only), None, Some(ttl)) = (levels.next(), levels.next(), numbers.ttl) {
+                let delay = numbers.lock_delay.or(only.lock_delay).unwrap_or_default();
+                self.fits_membership(&path, &only.backend, ttl.saturating_add(delay));
+            }
         }
     }
 }

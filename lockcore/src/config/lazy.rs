@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::OnceCell;
 
-use super::{BackendConfig, Demands, Registry};
+use super::{Demands, Registry, source::Source};
 use crate::{
     backend::*,
     error::{Error, ErrorKind, Result, Verb},
@@ -16,7 +16,7 @@ use crate::{
 /// does not keep is refused here.
 pub(super) struct Lazy {
     scheme: &'static str,
-    config: BackendConfig,
+    source: Source,
     registry: Registry,
     demands: Demands,
     // Demands that are not met are final: asking again would open a connection for every acquire.
@@ -29,18 +29,13 @@ struct Store {
 }
 
 impl Lazy {
-    pub(super) fn new(
-        scheme: &'static str,
-        config: BackendConfig,
-        registry: Registry,
-        demands: Demands,
-    ) -> Self {
-        Self { scheme, config, registry, demands, store: OnceCell::new() }
+    pub(super) fn new(scheme: &'static str, source: Source, registry: Registry, demands: Demands) -> Self {
+        Self { scheme, source, registry, demands, store: OnceCell::new() }
     }
 
     async fn ready(&self, call: &Call) -> Result<&Store> {
         let connect = async || -> Result<_> {
-            let backend = self.registry.connect(&self.config).await?;
+            let backend = self.source.connect(&self.registry).await?;
             let found = backend.preflight(call).await?;
             let misses = self.demands.misses(&found.capabilities);
             if misses.is_empty() {
@@ -93,7 +88,7 @@ fn covers(store: &Store, call: &Call, request: &AcquireRequest) -> Result<()> {
 impl fmt::Debug for Lazy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lazy")
-            .field("config", &self.config)
+            .field("source", &self.source)
             .field("connected", &self.connected().map(|store| &store.backend))
             .finish_non_exhaustive()
     }
@@ -207,6 +202,10 @@ impl LockBackend for Lazy {
 
     async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
         self.ready(call).await?.backend.leave(call, member).await
+    }
+
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        self.ready(call).await?.backend.members(call).await
     }
 
     async fn second_connection(&self, call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {

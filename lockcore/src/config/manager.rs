@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use futures_util::future::join_all;
 
 use super::{
-    BackendConfig, Config, Demands, Registry, RiskConfig, Start, WhenUnavailable, lazy::Lazy, listed,
+    Config, Demands, Registry, RiskConfig, Start, WhenUnavailable, lazy::Lazy, listed, source::Source,
 };
 use crate::{
     backend::{BootClock, Clock, FenceSource, LockBackend},
@@ -121,23 +121,24 @@ struct Level<'a> {
 
 impl Level<'_> {
     async fn start(self, base: &ClientOptions) -> Result<LockClient> {
-        let backend = &self.config.backend[&self.risk.backend]; // `problems` found no dangling name and no bridge
+        let source = Source::of(self.config, &self.risk.backend)
+            .expect("`problems` found no name that leads nowhere, and no bridge of bridges");
         let options = self.options(base);
-        match self.connect(backend, &options).await {
+        match self.connect(&source, &options).await {
             Ok(client) => Ok(client),
             Err(error) if self.risk.start == Start::Lazy && may_come_later(error.kind()) => {
-                let scheme = self.registry.scheme(backend.url.scheme())?;
-                let lazy = Lazy::new(scheme, backend.clone(), self.registry.clone(), self.demands.clone());
+                let scheme = source.scheme(self.registry)?;
+                let lazy = Lazy::new(scheme, source, self.registry.clone(), self.demands.clone());
                 Ok(LockClient::with_options(lazy, options))
             }
             Err(error) => Err(self.refused(error)),
         }
     }
 
-    async fn connect(&self, config: &BackendConfig, options: &ClientOptions) -> Result<LockClient> {
+    async fn connect(&self, source: &Source, options: &ClientOptions) -> Result<LockClient> {
         let end = BootClock.now().saturating_add(options.call_timeout);
         let backend: Arc<dyn LockBackend> = tokio::select! {
-            backend = self.registry.connect(config) => backend?,
+            backend = source.connect(self.registry) => backend?,
             () = BootClock.sleep_until(end) => {
                 return Err(Error::new(ErrorKind::Unavailable, "no connection within the call timeout"));
             }

@@ -3,10 +3,12 @@ use std::{sync::Arc, time::Duration};
 use super::{tests::Paper, *};
 use crate::{
     Attempt, Entry, ErrorKind, EventKind, LockClient, RenewalHome,
+    backend::Call,
     backend::{Consistency, FenceSource, LockBackend, async_trait},
     client::ClientOptions,
     error::{Error, Result},
     memory::MemoryBackend,
+    migrate::{Migration, Stage},
     sync::LockExt,
 };
 
@@ -192,5 +194,81 @@ async fn a_lazy_level_refuses_a_store_that_turns_out_too_weak() {
     let error = manager.level("own").unwrap().named("n").acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Misconfigured);
     assert!(error.to_string().contains("fence: needs Durable, has Volatile"), "{error}");
+    manager.close().await;
+}
+
+fn moving(phase: &str) -> String {
+    format!(
+        "namespace='shop'\n[backend]\nold='memory://old'\nnew='memory://new'\n\
+         [bridge.moving]\nfrom='old'\nto='new'\nphase='{phase}'\n\
+         [risk.own]\nbackend='moving'\nttl='20s'\n"
+    )
+}
+
+async fn begin(memory: &Memory) -> (Migration, Call) {
+    let stores = ["old", "new"].map(|name| Arc::new(memory.store(name)) as Arc<dyn LockBackend>);
+    let [old, new] = stores.clone();
+    let migration = Migration::new("moving", old.clone(), new).unwrap();
+    let options = ClientOptions::default().with(|o| o.namespace = "shop".into());
+    let (_, call) = LockClient::with_options(old, options).backend().unwrap();
+    migration.step(&call, Stage::From).await.unwrap();
+    (migration, call)
+}
+
+#[tokio::test]
+async fn a_level_on_a_bridge_starts_in_an_open_phase_and_in_no_other() {
+    let memory = Memory::new();
+    let registry = Registry::new().with(memory.clone());
+    let error = start_error(&moving("from"), &registry).await;
+    assert_eq!(error.kind(), ErrorKind::Misconfigured);
+    assert!(error.to_string().contains("lockctl migrate advance moving"), "{error}");
+
+    let (migration, call) = begin(&memory).await;
+    let manager = LockManager::start(&read(&moving("from")), &registry).await.unwrap();
+    let guard = manager.level("own").unwrap().named("x").acquire().await.unwrap();
+    let members = migration.status(&call).await.unwrap().members;
+    let here = format!(":{}", std::process::id());
+    assert!(members.len() == 1 && members[0].1.label.as_ref().unwrap().ends_with(&here), "{members:?}");
+    guard.release().await.unwrap();
+    manager.close().await;
+    assert!(migration.status(&call).await.unwrap().members.is_empty(), "closing left no trace of leaving");
+    let error = start_error(&moving("to"), &registry).await;
+    assert!(error.to_string().contains("the phase `to` of the migration \"moving\" is not open"), "{error}");
+}
+
+#[tokio::test]
+async fn a_level_is_compared_with_the_weaker_side_of_its_bridge() {
+    let memory = Memory::new();
+    memory.insert("new", strong());
+    let (migration, call) = begin(&memory).await;
+    let registry = Registry::new().with(memory);
+    let text = moving("from").replace("[risk.own]", "[risk.critical]\nmax-hold='5m'");
+    let error = start_error(&text, &registry).await;
+    assert!(
+        error.to_string().starts_with(
+            "risk level \"critical\" on backend \"moving\": consistency: needs Linearizable, has Process; fence: needs"
+        ),
+        "{error}"
+    );
+    assert!(
+        migration.status(&call).await.unwrap().members.is_empty(),
+        "a level that was refused is a member"
+    );
+}
+
+#[tokio::test]
+async fn a_lazy_level_on_a_bridge_waits_for_both_stores() {
+    let absent = Absent::default();
+    let memory = Memory::new();
+    let (migration, call) = begin(&memory).await;
+    let text = moving("from").replace("memory://old", "absent://old") + "start='lazy'\n";
+    let registry = Registry::new().with(memory.clone()).with(absent.clone());
+    let manager = LockManager::start(&read(&text), &registry).await.unwrap();
+    let locks = manager.level("own").unwrap();
+    let error = locks.named("x").try_acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    *absent.store.grab() = Some(memory.store("old"));
+    locks.named("x").run(async |_| -> Result<()> { Ok(()) }).await.unwrap();
+    assert_eq!(migration.status(&call).await.unwrap().members.len(), 1);
     manager.close().await;
 }

@@ -109,10 +109,7 @@ fn the_recommended_file_is_read_as_it_says() {
     assert_eq!(payout.max_hold, Some(Duration::from_secs(120)));
 
     let registry = Registry::new().with(Paper(&["redis", "redis+sentinel"])).with(Paper(&["etcds"]));
-    assert_eq!(
-        config.problems(&registry),
-        [Problem::new("bridge.moving", "bridges are not supported yet; they come with the migration")]
-    );
+    assert_eq!(config.problems(&registry), []);
 }
 
 #[test]
@@ -313,28 +310,55 @@ fn every_problem_is_reported_with_its_path_and_what_would_be_right() {
 
 #[test]
 fn bridges_need_two_stores_that_exist_and_may_not_lead_back() {
-    let unsupported =
-        |name: &str| format!("bridge.{name}: bridges are not supported yet; they come with the migration");
     assert_eq!(
         problems(
-            "namespace='x'\n[backend]\na='toy://'\nb='toy://'\n\
+            "namespace='x'\n[backend]\na='toy://'\nb='toy://b'\nc='toy://b'\n\
              [bridge.a]\nfrom='a'\nto='a'\nphase='from'\n\
              [bridge.m]\nfrom='b'\nto='n'\nphase='both'\n\
              [bridge.n]\nfrom='m'\nto='b'\nphase='to'\n\
-             [bridge.o]\nfrom='m'\nto='z'\nphase='to'"
+             [bridge.o]\nfrom='p'\nto='z'\nphase='to'\n\
+             [bridge.p]\nfrom='b'\nto='c'\nphase='to'\nmembership='0'\n\
+             [bridge.'q r']\nfrom='a'\nto='b'\nphase='to'"
         ),
         [
-            "bridge.a: has the name of a backend; a level could mean either".into(),
-            "bridge.a.to: is the store that locks come from; a bridge needs two".into(),
-            unsupported("a"),
-            "bridge.m: leads back to itself".into(),
-            unsupported("m"),
-            "bridge.n: leads back to itself".into(),
-            unsupported("n"),
-            "bridge.o.to: \"z\" is not defined; have a, b, m, n, o".into(),
-            unsupported("o"),
+            "bridge.a: has the name of a backend; a level could mean either",
+            "bridge.a.to: is the store that locks come from; a bridge needs two",
+            "bridge.m: leads back to itself",
+            "bridge.n: leads back to itself",
+            "bridge.o.from: is a bridge; it joins two stores, so end one move before the next",
+            "bridge.o.to: \"z\" is not defined; have a, b, c, m, n, o, p, q r",
+            "bridge.p.to: has the address of the store that locks come from; a bridge needs two",
+            "bridge.p.membership: must be more than zero",
+            "bridge.\"q r\": the name of a migration is 1 to 64 bytes of `A-Z a-z 0-9 . _ -`, not \"q r\"",
         ]
     );
+}
+
+#[test]
+fn no_ttl_is_longer_than_a_membership_of_its_bridge() {
+    let text = |level: &str, bridge: &str, lock: &str| {
+        format!(
+            "namespace='x'\n[backend]\na='toy://a'\nb='toy://b'\n\
+             [bridge.m]\nfrom='a'\nto='b'\nphase='both'\n{bridge}\n[risk.own]\nbackend='m'\n{level}\n{lock}"
+        )
+    };
+    let after = " is longer than a membership of bridge.m, which lasts ";
+    for (level, bridge, lock, says) in [
+        ("ttl='10m'", "", "", format!("risk.own.ttl: 10m (lock-delay included){after}1m; ")),
+        (
+            "ttl='50s'\nlock-delay='20s'",
+            "",
+            "",
+            format!("risk.own.ttl: 1m10s (lock-delay included){after}1m; "),
+        ),
+        ("", "membership='20s'", "", format!("risk.own.ttl: 30s (lock-delay included){after}20s; ")),
+        ("", "", "[lock.x]\nttl='2m'", format!("lock.x.ttl: 2m (lock-delay included){after}1m; ")),
+    ] {
+        let found = problems(&text(level, bridge, lock));
+        assert!(found.len() == 1 && found[0].starts_with(&says), "{found:?} is not {says:?}");
+    }
+    assert_eq!(problems(&text("ttl='10m'", "membership='15m'", "")), [""; 0]);
+    assert_eq!(problems(&text("", "", "")), [""; 0]);
 }
 
 #[test]
@@ -390,7 +414,7 @@ fn demands_are_written_in_the_words_of_the_capabilities() {
 
 // Words that the structs know, and some that they do not, so that random files get past the first key.
 fn key() -> impl Strategy<Value = String> {
-    let known: Vec<String> = "namespace backend bridge risk lock url user password-file password-env options from to phase \
+    let known: Vec<String> = "namespace backend bridge risk lock url user password-file password-env options from to phase membership \
          ttl wait max-hold stop-margin lock-delay start when-unavailable require consistency fence wake-up fair survives \
          efficiency guarded critical critcal a b"
         .split(' ')

@@ -1,0 +1,406 @@
+//! Membership of a phase: a lease on each store that the phase uses. It binds every acquire and bounds every lease.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{Phase, grants::Grants, operate::Side};
+use crate::{
+    backend::{Call, Fence, Lease, LockBackend, Moment, Owner, PhaseRecord},
+    error::{Error, ErrorKind, Result},
+    sync::LockExt,
+};
+
+/// How long a membership lives without a renewal, unless told otherwise and as far as both stores allow: a process that
+/// is stopped or gone holds up a step for so long.
+pub(crate) const MEMBERSHIP: Duration = Duration::from_secs(60);
+
+/// What the handles of one bridge share.
+pub(super) struct Shared {
+    pub(super) migration: Arc<str>,
+    pub(super) phase: Phase,
+    pub(super) from: Arc<dyn LockBackend>,
+    pub(super) to: Arc<dyn LockBackend>,
+    pub(super) ttl: Option<Duration>,
+    pub(super) grants: Grants,
+    memberships: Mutex<HashMap<Box<str>, Arc<Membership>>>,
+    joining: tokio::sync::Mutex<()>,
+    closed: AtomicBool,
+    #[cfg(test)]
+    pub(super) flaw: Flaw,
+}
+
+/// What is wrong with a bridge, for the tests that must notice.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Flaw {
+    #[default]
+    None,
+    /// Looks whether the old side is still held, and raises it then.
+    VerifyThenRaise,
+    /// Acquires without the floor of the namespace.
+    NoNamespaceFloor,
+    /// Takes locks, and holds them, without caring whether the membership stands.
+    MembershipNotBinding,
+    /// Takes the new side without the old one's fence as floor, and raises nothing.
+    NoWriteBack,
+}
+
+/// One stay in a phase. What was begun in it is good in no other: between two stays the phase may have been closed,
+/// and opened again.
+pub(super) struct Membership {
+    pub(super) id: Owner,
+    /// The frame of calls that nobody asked for: its namespace, its clock.
+    call: Call,
+    seats: Mutex<Seats>,
+    floor_from: Option<Fence>,
+    floor_to: Option<Fence>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seats {
+    from: Option<Lease>,
+    to: Option<Lease>,
+}
+
+impl Membership {
+    /// Returns until when it stands at least.
+    pub(super) fn deadline(&self) -> Moment {
+        let seats = self.seats.grab();
+        let deadline = |seat: &Option<Lease>| seat.as_ref().map_or(Moment::MAX, |seat| seat.deadline);
+        deadline(&seats.from).min(deadline(&seats.to))
+    }
+
+    /// Returns what every fence on a side must be above.
+    pub(super) fn floor(&self, side: Side) -> Option<Fence> {
+        match side {
+            Side::From => self.floor_from,
+            Side::To => self.floor_to,
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(
+        migration: Arc<str>,
+        phase: Phase,
+        from: Arc<dyn LockBackend>,
+        to: Arc<dyn LockBackend>,
+    ) -> Self {
+        Self {
+            migration,
+            phase,
+            from,
+            to,
+            ttl: None,
+            grants: Grants::default(),
+            memberships: Mutex::default(),
+            joining: tokio::sync::Mutex::default(),
+            closed: AtomicBool::new(false),
+            #[cfg(test)]
+            flaw: Flaw::None,
+        }
+    }
+
+    fn store(&self, side: Side) -> &Arc<dyn LockBackend> {
+        match side {
+            Side::From => &self.from,
+            Side::To => &self.to,
+        }
+    }
+
+    /// Lists the sides that the phase uses, old before new.
+    pub(super) fn sides(&self) -> impl Iterator<Item = Side> + use<> {
+        let phase = self.phase;
+        [(Side::From, phase.on_from()), (Side::To, phase.on_to())]
+            .into_iter()
+            .filter_map(|(side, used)| used.then_some(side))
+    }
+
+    /// Returns how long a membership lives without a renewal.
+    pub(super) fn membership_ttl(&self) -> Duration {
+        let (from, to) = (self.from.capabilities(), self.to.capabilities());
+        self.ttl.unwrap_or_else(|| MEMBERSHIP.min(*from.ttl.end()).min(*to.ttl.end()))
+    }
+
+    fn current(&self, namespace: &str) -> Option<Arc<Membership>> {
+        self.memberships.grab().get(namespace).cloned()
+    }
+
+    fn forget(&self, member: &Membership) {
+        let mut memberships = self.memberships.grab();
+        if memberships.get(member.call.namespace()).is_some_and(|known| known.id == member.id) {
+            memberships.remove(member.call.namespace());
+        }
+    }
+
+    /// Returns a membership that stands for so much longer, or as long as it can: the one there is, renewed if need be,
+    /// or a new one.
+    ///
+    /// # Errors
+    /// `Misconfigured`: the phase is not open, or the stores are in another migration. `Unavailable`: a store cannot be
+    /// asked; nothing that needs a membership was sent.
+    pub(super) async fn member(self: &Arc<Self>, call: &Call, need: Duration) -> Result<Arc<Membership>> {
+        let ttl = self.membership_ttl();
+        // A wait may be long, and a lock-delay belongs to locks.
+        let call = &call.beside(call.exchange());
+        // A fresh membership must satisfy every need, or each call would renew it.
+        let need = need.min(ttl / 3 * 2);
+        let stands = |member: &Membership| call.now().until(member.deadline()) > need;
+        if let Some(member) = self.current(call.namespace()).filter(|m| self.unbound() || stands(m)) {
+            return Ok(member);
+        }
+        let _one_at_a_time = self.joining.lock().await;
+        if let Some(member) = self.current(call.namespace()) {
+            if stands(&member) {
+                return Ok(member);
+            }
+            match self.renew(call, &member, ttl).await {
+                Ok(()) => return Ok(member),
+                // Over for good: what follows is another stay.
+                Err(error) if error.kind() == ErrorKind::Lost => {
+                    self.forget(&member);
+                    self.leave(&member).await;
+                }
+                // Shorter than asked for, and it will do.
+                Err(_) if call.now() < member.deadline() => return Ok(member),
+                Err(error) => return Err(not_sent(error)),
+            }
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "the bridge was closed"));
+        }
+        let member = Arc::new(self.join(call, ttl).await?);
+        self.memberships.grab().insert(call.namespace().into(), member.clone());
+        if tokio::runtime::Handle::try_current().is_ok() {
+            tokio::spawn(keep(Arc::downgrade(self), member.clone(), ttl));
+        }
+        Ok(member)
+    }
+
+    fn unbound(&self) -> bool {
+        #[cfg(test)]
+        return self.flaw == Flaw::MembershipNotBinding;
+        #[cfg(not(test))]
+        false
+    }
+
+    async fn renew(&self, call: &Call, member: &Membership, ttl: Duration) -> Result<()> {
+        let seats = member.seats.grab().clone();
+        let renew = async |side, seat: Option<Lease>| match seat {
+            Some(seat) => in_time(call, self.store(side).renew(call, &seat, ttl)).await.map(Some),
+            None => Ok(None),
+        };
+        let (from, to) = tokio::join!(renew(Side::From, seats.from), renew(Side::To, seats.to));
+        let seats = &mut *member.seats.grab();
+        let mut worst = None;
+        for (seat, answer) in [(&mut seats.from, from), (&mut seats.to, to)] {
+            match answer {
+                // An older answer may come last.
+                Ok(Some(renewed)) => {
+                    if let Some(seat) = seat.as_mut().filter(|seat| seat.deadline < renewed.deadline) {
+                        *seat = renewed;
+                    }
+                }
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Lost => return Err(error),
+                Err(error) => worst = Some(error),
+            }
+        }
+        worst.map_or(Ok(()), Err)
+    }
+
+    async fn join(&self, call: &Call, ttl: Duration) -> Result<Membership> {
+        let mut member = Membership {
+            id: Owner::random(),
+            call: call.beside(call.exchange()),
+            seats: Mutex::default(),
+            floor_from: None,
+            floor_to: None,
+        };
+        for side in self.sides() {
+            let seat = match self.join_side(call, side, ttl).await {
+                Ok((seat, floor)) => {
+                    match side {
+                        Side::From => member.floor_from = floor,
+                        Side::To => member.floor_to = floor,
+                    }
+                    seat
+                }
+                Err(error) => {
+                    self.leave(&member).await;
+                    return Err(error);
+                }
+            };
+            let mut seats = member.seats.grab();
+            match side {
+                Side::From => seats.from = Some(seat),
+                Side::To => seats.to = Some(seat),
+            }
+        }
+        #[cfg(test)]
+        if self.flaw == Flaw::NoNamespaceFloor {
+            (member.floor_from, member.floor_to) = (None, None);
+        }
+        Ok(member)
+    }
+
+    async fn join_side(&self, call: &Call, side: Side, ttl: Duration) -> Result<(Lease, Option<Fence>)> {
+        let store = self.store(side);
+        let seat = match in_time(call, store.join(call, self.phase.as_str(), ttl)).await {
+            Ok(seat) => seat,
+            Err(error) => return Err(self.why_not(call, side, error).await),
+        };
+        // Read behind the join: the floor changes only while the phase has no members.
+        let found = match in_time(call, store.phase_read(call)).await {
+            Ok(Some(record)) => self.check(side, &record).map(|()| record.floor),
+            Ok(None) => Err(self.not_begun(side)),
+            Err(error) => Err(not_sent(error)),
+        };
+        match found {
+            Ok(floor) => Ok((seat, floor)),
+            Err(error) => {
+                // If this fails, its TTL ends it.
+                let _ = in_time(call, store.leave(call, &seat)).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn check(&self, side: Side, record: &PhaseRecord) -> Result<()> {
+        if record.migration == *self.migration {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Misconfigured,
+            format!(
+                "the store at {side} is part of the migration {:?}, not of {:?}; a store takes part in one at a time",
+                record.migration, self.migration
+            ),
+        ))
+    }
+
+    fn not_begun(&self, side: Side) -> Error {
+        Error::new(
+            ErrorKind::Misconfigured,
+            format!(
+                "the store at {side} knows of no migration; begin it with `lockctl migrate advance {}`",
+                self.migration
+            ),
+        )
+    }
+
+    /// Tells a phase that is closed from a store that cannot be asked.
+    async fn why_not(&self, call: &Call, side: Side, error: Error) -> Error {
+        match error.kind() {
+            ErrorKind::Unsupported => Error::new(
+                ErrorKind::Misconfigured,
+                format!("the store at {side} keeps no phases, and locks cannot move to it or from it"),
+            )
+            .with_source(error),
+            ErrorKind::Unavailable | ErrorKind::Unknown => {
+                let store = self.store(side);
+                match in_time(call, store.phase_read(call)).await {
+                    Ok(None) => self.not_begun(side),
+                    Ok(Some(record)) => match self.check(side, &record) {
+                        Err(error) => error,
+                        Ok(()) if record.open.iter().any(|open| open == self.phase.as_str()) => {
+                            not_sent(error)
+                        }
+                        Ok(()) => Error::new(
+                            ErrorKind::Misconfigured,
+                            format!(
+                                "the phase `{}` of the migration {:?} is not open at {side}, open are: {}; restart with \
+                                 one of them, or open it with `lockctl migrate`",
+                                self.phase.as_str(),
+                                self.migration,
+                                if record.open.is_empty() { "none".into() } else { record.open.join(", ") }
+                            ),
+                        ),
+                    },
+                    Err(_) => not_sent(error),
+                }
+            }
+            _ => error,
+        }
+    }
+
+    async fn leave(&self, member: &Membership) {
+        let seats = std::mem::take(&mut *member.seats.grab());
+        let call = member.call.beside(member.call.exchange());
+        for (side, seat) in [(Side::From, seats.from), (Side::To, seats.to)] {
+            if let Some(seat) = seat {
+                // If this fails, its TTL ends it.
+                let _ = in_time(&call, self.store(side).leave(&call, &seat)).await;
+            }
+        }
+    }
+
+    /// Leaves the phase, in every namespace.
+    pub(super) async fn leave_all(&self) {
+        self.closed.store(true, Ordering::Release);
+        let memberships = std::mem::take(&mut *self.memberships.grab());
+        for member in memberships.values() {
+            self.leave(member).await;
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("migration", &self.migration).finish_non_exhaustive()
+    }
+}
+
+/// Renews a membership while its bridge lives, so that an idle process is still seen in its phase. Nothing depends on
+/// it but how long a wait may last: every call renews what it needs.
+async fn keep(shared: Weak<Shared>, member: Arc<Membership>, ttl: Duration) {
+    let call = &member.call;
+    let mut next = call.now().saturating_add(ttl / 3);
+    loop {
+        call.clock().sleep_until(next).await;
+        let Some(shared) = shared.upgrade() else { return };
+        if shared.current(call.namespace()).is_none_or(|known| known.id != member.id) {
+            return;
+        }
+        let now = call.now();
+        let pause = match shared.renew(&call.beside(call.exchange()), &member, ttl).await {
+            Ok(()) => ttl / 3,
+            Err(error) if error.kind() == ErrorKind::Lost => {
+                shared.forget(&member);
+                shared.leave(&member).await;
+                return;
+            }
+            Err(_) => ttl / 12,
+        };
+        next = now.saturating_add(pause);
+    }
+}
+
+/// Bounds one exchange: no client library bounds an operation end to end.
+pub(super) async fn in_time<T>(call: &Call, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        biased;
+        answer = answer => answer,
+        () = call.clock().sleep_until(call.deadline()) => {
+            Err(Error::new(ErrorKind::Unknown, "the store did not answer in time"))
+        }
+    }
+}
+
+/// Whatever became of a membership, the verb that needs it was not sent.
+fn not_sent(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unknown | ErrorKind::Lost => {
+            Error::new(ErrorKind::Unavailable, "the membership of the phase could not be had")
+                .with_source(error)
+        }
+        _ => error,
+    }
+}
