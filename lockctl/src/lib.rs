@@ -5,7 +5,10 @@
 mod break_lock;
 mod check;
 pub mod cli;
+#[cfg(feature = "compare")]
+mod compare;
 mod config;
+mod doctor;
 pub mod duration;
 pub mod exit;
 mod failure;
@@ -73,6 +76,9 @@ fn dispatch(command: &Command, written: Written, voice: &Voice) -> Result<u8, Fa
         Command::List(options) => block_on(list::main(options, written, voice)),
         Command::Break(options) => block_on(break_lock::main(options, written, voice)),
         Command::Fence(options) => block_on(fence::main(options, written, voice)),
+        Command::Doctor(options) => block_on(doctor::main(options, written, voice)),
+        #[cfg(feature = "compare")]
+        Command::Compare(options) => compare::main(options, voice),
         Command::Config(options) => config::main(options, written, voice),
         Command::Completions(options) => manual::completions(options),
         Command::Man => manual::man(),
