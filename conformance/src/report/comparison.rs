@@ -103,6 +103,12 @@ impl Comparison {
         }
     }
 
+    /// Names the program that wrote it, for the texts.
+    #[must_use]
+    pub fn written_by(self, program: &'static str) -> Self {
+        Self { by: program, ..self }
+    }
+
     /// Returns the text of `report.json`.
     pub fn to_json(&self) -> String {
         // String keys and finite numbers only.
