@@ -763,7 +763,9 @@ pub(crate) async fn sweep(link: &Link, call: &Call) -> Result<u64> {
                 Value::ServerError(e) if matches!(e.code(), "MOVED" | "ASK" | "TRYAGAIN") => {
                     return Err(Error::new(ErrorKind::Unavailable, "keys move between nodes; ask again"));
                 }
-                Value::ServerError(e) => return Err(crate::error::error(crate::error::Phase::Sent, e.into())),
+                Value::ServerError(e) => {
+                    return Err(crate::error::error(crate::error::Phase::Sent, e.into()));
+                }
                 _ => return Err(Error::new(ErrorKind::Unknown, "UNLINK answered with something else")),
             }
         }

@@ -324,7 +324,7 @@ pub struct Compare {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub baseline: Option<PathBuf>,
     /// Takes the verdicts of this run over into the baseline instead
-    #[arg(long, requires = "baseline", conflicts_with = "only")]
+    #[arg(long, requires = "baseline")]
     pub update: bool,
     /// Plays only cases with this text in their name; may be repeated
     #[arg(long, value_name = "TEXT")]

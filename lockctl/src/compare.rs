@@ -109,7 +109,7 @@ pub(crate) fn main(options: &Compare, voice: &Voice) -> Result<u8, Failure> {
         return Ok(worst);
     }
     if let (Some(path), Some(golden), true) = (&options.baseline, golden.as_mut(), options.update) {
-        if let Err(why) = golden.update(&lanes) {
+        if let Err(why) = golden.update_chosen(&lanes) {
             voice.failure(format_args!("{}: {why}; nothing was written", path.display()));
             return Ok(1);
         }
@@ -129,7 +129,9 @@ fn candidates(options: &Compare) -> Result<Vec<Candidate>, Failure> {
         let (name, backend) = match text.split_once('=') {
             Some((name, url)) if !name.contains("://") => (name, BackendConfig::new(address(name, url)?)),
             _ if text.contains("://") => {
-                return Err(Failure::usage("a store has a name before its address, like redis=redis://redis-a:6379"));
+                return Err(Failure::usage(
+                    "a store has a name before its address, like redis=redis://redis-a:6379",
+                ));
             }
             _ => {
                 let file = match config.take() {
@@ -149,7 +151,9 @@ fn candidates(options: &Compare) -> Result<Vec<Candidate>, Failure> {
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if name.is_empty() || !name.chars().all(plain) {
-            return Err(Failure::usage(format!("the name {name:?} of a store is made of A-Z a-z 0-9 . _ and -")));
+            return Err(Failure::usage(format!(
+                "the name {name:?} of a store is made of A-Z a-z 0-9 . _ and -"
+            )));
         }
         if candidates.iter().any(|known| known.name == name) {
             return Err(Failure::usage(format!("two stores are called {name:?}")));
@@ -185,7 +189,9 @@ fn of_file(options: &Compare) -> Result<file::File, Failure> {
         password_file: None,
     };
     let path = file::find(&args, store::variable).ok_or_else(|| {
-        Failure::usage("--store names a backend of a configuration file, and there is none; name one with --config")
+        Failure::usage(
+            "--store names a backend of a configuration file, and there is none; name one with --config",
+        )
     })?;
     file::load(&path, &registry())
 }
@@ -299,7 +305,7 @@ fn lane(
     let foreign = Foreign::new(run, connect)
         .server(found.server)
         .ttl(ttl.max(least))
-        .embedded(candidate.backend.url.hosts().next().is_none())
+        .embedded(matches!(candidate.backend.url.scheme(), "sqlite" | "memory"))
         .per_second(rate);
     let suite = Suite::new(candidate.name.as_str(), async move || foreign.for_a_case());
     let mut trouble = None;
@@ -312,7 +318,10 @@ fn lane(
         }
         Progress::Ended { run } => {
             let (number, of) = place;
-            say(format!("{}: {number} of {of}: {}::{}: {}", candidate.name, run.topic, run.name, run.verdict));
+            say(format!(
+                "{}: {number} of {of}: {}::{}: {}",
+                candidate.name, run.topic, run.name, run.verdict
+            ));
             if run.verdict == Verdict::Fails
                 && let Err(failure) = runtime.block_on(look(candidate))
             {

@@ -124,7 +124,8 @@ impl Found {
     /// Says what each level lacks here; nothing, where the store was not seen.
     fn levels(&self) -> Vec<(&str, Vec<String>)> {
         let Ok(found) = &self.looked else { return Vec::new() };
-        let misses = |(name, level): &(String, RiskConfig)| Demands::of(name, level).misses(&found.capabilities);
+        let misses =
+            |(name, level): &(String, RiskConfig)| Demands::of(name, level).misses(&found.capabilities);
         self.patient.levels.iter().map(|level| (level.0.as_str(), misses(level))).collect()
     }
 

@@ -51,6 +51,24 @@ impl Golden {
         Ok(golden)
     }
 
+    /// As [`update`](Self::update), and cells of cases that these lanes did not choose stay.
+    ///
+    /// # Errors
+    /// A case fails: that is nothing to agree to.
+    pub fn update_chosen(&mut self, lanes: &[Lane]) -> Result<(), String> {
+        let before = self.clone();
+        self.update(lanes)?;
+        for (column, topic, name, verdict) in before.cells() {
+            let has_it = |lane: &Lane| {
+                lane.column == column && lane.cases.iter().any(|run| run.topic == topic && run.name == name)
+            };
+            if !lanes.iter().any(has_it) {
+                self.set(column, topic, name, verdict.clone());
+            }
+        }
+        Ok(())
+    }
+
     /// Leaves out the cases that none of these lanes has, because it did not choose them.
     pub fn keep_cases_of(&mut self, lanes: &[Lane]) {
         self.retain(|topic, name| {

@@ -98,7 +98,8 @@ pub(super) fn differences(path: &str, differences: &[Difference], not_run: &[Str
     let mut text = String::new();
     for difference in differences {
         if difference.is_new_column {
-            let _ = writeln!(text, "{}: a new column, not yet in {path}; --update adds it", difference.column);
+            let _ =
+                writeln!(text, "{}: a new column, not yet in {path}; --update adds it", difference.column);
         }
         for (list, what) in [(&difference.changed, "changed"), (&difference.new, "new, --update adds it")] {
             for change in list {
@@ -111,7 +112,10 @@ pub(super) fn differences(path: &str, differences: &[Difference], not_run: &[Str
     }
     let changed = differences.iter().map(|difference| difference.changed.len()).sum::<usize>();
     if changed > 0 {
-        let _ = writeln!(text, "{changed} cells differ from {path}; if that is meant, --update, and review the file");
+        let _ = writeln!(
+            text,
+            "{changed} cells differ from {path}; if that is meant, --update, and review the file"
+        );
     }
     if text.is_empty() { text } else { format!("\n{text}") }
 }
@@ -131,7 +135,8 @@ pub(super) fn differences_in_markdown(told: &str) -> String {
     if told.is_empty() {
         return String::new();
     }
-    let lines: Vec<String> = told.trim().lines().map(|line| format!("* {}\n", line.replace('<', "&lt;"))).collect();
+    let lines: Vec<String> =
+        told.trim().lines().map(|line| format!("* {}\n", line.replace('<', "&lt;"))).collect();
     format!("\n## Against the baseline\n\n{}", lines.concat())
 }
 
