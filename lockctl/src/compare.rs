@@ -6,6 +6,7 @@ use std::{
     ops::ControlFlow,
     panic,
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::Arc,
     thread,
     time::Duration,
@@ -17,7 +18,7 @@ use lockcore::{
     config::BackendConfig,
 };
 use lockcore_conformance::{
-    Foreign, Plan, Progress, Suite,
+    Foreign, Plan, Progress, Suite, child_main,
     report::{Comparison, Difference, Golden, Lane, Verdict},
 };
 use tokio::{
@@ -306,6 +307,7 @@ fn lane(
         .server(found.server)
         .ttl(ttl.max(least))
         .embedded(matches!(candidate.backend.url.scheme(), "sqlite" | "memory"))
+        .processes(portable(&candidate.backend))
         .per_second(rate);
     let suite = Suite::new(candidate.name.as_str(), async move || foreign.for_a_case());
     let mut trouble = None;
@@ -345,6 +347,23 @@ fn lane(
             Err(Failure::new(exit::UNAVAILABLE, format!("{}: {unplayed}", candidate.name)))
         }
     }
+}
+
+/// Becomes a client of a case, if the environment says so: cases stop and kill such processes.
+pub(crate) fn client_of_a_case() -> Option<ExitCode> {
+    child_main(async |address| {
+        let config: BackendConfig = serde_json::from_str(&address).expect("lockctl compare wrote it");
+        let connected = registry().connect(&config).await;
+        connected.unwrap_or_else(|error| panic!("a client of a case: {error}"))
+    })
+}
+
+/// Writes how a store is reached for another process's environment, unless a secret is a part of it.
+fn portable(config: &BackendConfig) -> Option<String> {
+    let text = serde_json::to_string(config).ok()?;
+    let read: BackendConfig = serde_json::from_str(&text).ok()?;
+    // What is masked does not come back.
+    (read == *config && !config.url.has_secret()).then_some(text)
 }
 
 async fn look(candidate: &Candidate) -> Result<Preflight, Failure> {

@@ -41,6 +41,10 @@ use voice::Voice;
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    #[cfg(feature = "compare")]
+    if let Some(code) = compare::client_of_a_case() {
+        return code;
+    }
     let words: Vec<OsString> = std::env::args_os().collect();
     let mut definitions = Cli::command().color(colour_of(&words));
     let matches = match definitions.try_get_matches_from_mut(&words) {

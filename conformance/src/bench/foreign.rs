@@ -29,6 +29,7 @@ pub struct Foreign {
     server: Option<String>,
     ttl: Duration,
     embedded: bool,
+    address: Option<String>,
     pace: Arc<Pace>,
     second_road: Arc<OnceCell<Arc<dyn LockBackend>>>,
 }
@@ -55,6 +56,7 @@ impl Foreign {
             server: None,
             ttl: Duration::from_secs(1),
             embedded: false,
+            address: None,
             pace: Arc::new(Pace::of(500)),
             second_road: Arc::default(),
         }
@@ -78,6 +80,14 @@ impl Foreign {
     #[must_use]
     pub fn embedded(mut self, embedded: bool) -> Self {
         self.embedded = embedded;
+        self
+    }
+
+    /// Says by what address a process started from this program reaches the store: what the program hands to
+    /// [`child_main`](super::child_main). It stands in that process's environment, so it holds no secret. Default: by none.
+    #[must_use]
+    pub fn processes(mut self, address: Option<String>) -> Self {
+        self.address = address;
         self
     }
 
@@ -182,6 +192,10 @@ impl Service for Foreign {
 
     async fn queued(&self, name: &LockName) -> Option<u32> {
         self.look(name).await.1
+    }
+
+    fn address(&self) -> Option<String> {
+        self.address.clone()
     }
 
     async fn version(&self) -> Option<String> {
