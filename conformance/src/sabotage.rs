@@ -84,8 +84,8 @@ impl Service for Sabotaged {
     fn foreign(&self) -> bool {
         self.inner.foreign()
     }
-    async fn admit(&self) {
-        self.inner.admit().await;
+    async fn admit(&self, may_wait: bool) {
+        self.inner.admit(may_wait).await;
     }
     fn ttl(&self) -> Duration {
         self.inner.ttl()

@@ -53,7 +53,7 @@ struct Candidate {
 /// What the lanes tell the main thread.
 enum News {
     Line(String),
-    Done(usize, Result<Lane, Failure>),
+    Done(usize, Box<Result<Lane, Failure>>),
 }
 
 /// Plays, writes, compares.
@@ -236,7 +236,7 @@ fn play(
             let lane = move || {
                 let played = lane(&candidate, &run, ttl, rate, plan, &tell);
                 // The main thread waits for this.
-                let _ = tell.send(News::Done(at, played));
+                let _ = tell.send(News::Done(at, Box::new(played)));
             };
             thread::Builder::new().name(format!("store {}", candidates[at].name)).spawn(lane)?;
         }
@@ -247,7 +247,7 @@ fn play(
                 told = news.recv() => {
                     match told {
                         Some(News::Line(line)) => voice.progress(line),
-                        Some(News::Done(at, lane)) => ended[at] = Some(lane),
+                        Some(News::Done(at, lane)) => ended[at] = Some(*lane),
                         None => break,
                     }
                     continue;

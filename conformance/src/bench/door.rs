@@ -196,7 +196,8 @@ impl Behind {
         effect: Effect<'_>,
         exchange: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        self.service.admit().await;
+        // A lease is dated from when its request left, which the history has noted by now.
+        self.service.admit(!matches!(verb, Verb::Acquire | Verb::Renew)).await;
         if self.lines.is_empty() {
             return self.door.pass(call, verb, exchange).await;
         }

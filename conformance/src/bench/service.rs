@@ -38,8 +38,9 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// Waits until the store may be asked once more. Body: at once; a store that others use has a bound on load.
-    async fn admit(&self) {}
+    /// Counts a request, and waits, if it `may_wait`, until the store may be asked once more: a bound on load for a store that
+    /// others use. Body: no bound.
+    async fn admit(&self, _may_wait: bool) {}
 
     /// Returns the TTL of cases that wait for its end. Body: 600 ms.
     fn ttl(&self) -> Duration {

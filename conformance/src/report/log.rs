@@ -35,6 +35,10 @@ pub(crate) struct About {
 }
 
 impl About {
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
     pub(crate) async fn ask(service: &dyn Service, capabilities: &Capabilities) -> Self {
         Self {
             capabilities: capabilities.clone(),
@@ -171,7 +175,9 @@ impl Log {
         let seen = played.seen.clone();
         let run = CaseRun {
             expected: expected.to_string(),
-            reason: played.failure.clone(),
+            reason: played.failure.clone().or_else(|| {
+                played.earlier.as_ref().map(|said| format!("as expected when played again; at first: {said}"))
+            }),
             seconds: milliseconds(took) / 1000.0,
             measures: seen.as_ref().map(|seen| seen.measures.clone()).unwrap_or_default(),
             evidence: seen.as_ref().map(|seen| seen.evidence.clone()).unwrap_or_default(),
