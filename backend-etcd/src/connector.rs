@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockcore::{
-    backend::{Error, ErrorKind, LockBackend, Result, async_trait},
+    backend::{Call, Error, ErrorKind, LockBackend, Result, async_trait},
     config::{BackendConfig, Connector},
 };
 
@@ -39,6 +39,13 @@ impl Connector for Etcd {
 
     async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
         Ok(Arc::new(EtcdBackend::lazy(read(config)?)?))
+    }
+
+    async fn sweep(&self, config: &BackendConfig, call: &Call) -> Result<u64> {
+        let backend = EtcdBackend::lazy(read(config)?)?;
+        let swept = backend.sweep(call).await;
+        backend.close().await;
+        swept
     }
 }
 

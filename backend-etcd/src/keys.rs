@@ -12,6 +12,12 @@ impl Space {
         Self(format!("lockcore/{namespace}/"))
     }
 
+    /// What all keys of the namespace begin with.
+    #[cfg(feature = "config")]
+    pub(crate) fn all(&self) -> String {
+        self.0.clone()
+    }
+
     /// The record of the namespace: the base of its fences.
     pub(crate) fn base(&self) -> String {
         format!("{}base", self.0)

@@ -18,7 +18,7 @@ impl EtcdBackend {
         self.may_write(call).await?;
         let mut findings = Vec::new();
         let mut known = Known { revokes_live_leases: false, alone: false, ..self.known() };
-        let mut led = false;
+        let (mut led, mut server) = (false, None);
         let endpoints = &self.members.config().endpoints;
         let asked = (0..endpoints.len()).map(|at| {
             tokio::time::timeout(bound_of(call), async move {
@@ -30,6 +30,7 @@ impl EtcdBackend {
                 findings.push(format!("{endpoint} does not answer; start it, or take it off the list"));
                 continue;
             };
+            server.get_or_insert_with(|| format!("etcd {}", status.version()));
             if revokes_live_leases(status.version()) {
                 known.revokes_live_leases = true;
                 let cure = if self.swaps() { "renewals by swap keep clear of it" } else { "renew by swap" };
@@ -55,6 +56,7 @@ impl EtcdBackend {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
         let mut preflight = Preflight::clean(self.capabilities());
         preflight.findings = findings;
+        preflight.server = server;
         Ok(preflight)
     }
 

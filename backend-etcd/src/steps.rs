@@ -192,6 +192,19 @@ impl EtcdBackend {
         Ok(Some((answer.succeeded(), revision, answer.op_responses())))
     }
 
+    /// Deletes every key of a scratch namespace; says how many there were.
+    #[cfg(feature = "config")]
+    pub(crate) async fn sweep(&self, call: &Call) -> Result<u64> {
+        let all = etcd_client::DeleteOptions::new().with_prefix();
+        let below = Space::new(call.scratch()?).all();
+        let (_, _, answers) =
+            self.txn_freely(call, Txn::new().and_then([TxnOp::delete(below, Some(all))])).await?;
+        Ok(match answers.first() {
+            Some(TxnOpResponse::Delete(deleted)) => deleted.deleted().unsigned_abs(),
+            _ => 0,
+        })
+    }
+
     /// Brings the base up to the clock, once in each life of the cluster that this process sees; returns it.
     ///
     /// A snapshot that is restored takes the base back with the keys. The clock does not go back with them, nor does

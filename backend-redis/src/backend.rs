@@ -493,6 +493,17 @@ impl LockBackend for RedisBackend {
 }
 
 impl RedisBackend {
+    /// Removes every key of a scratch namespace, on every server that decides; says how many there were.
+    #[cfg(feature = "config")]
+    pub(crate) async fn sweep(&self, call: &Call) -> Result<u64> {
+        let mut removed = 0;
+        for node in self.road.masters(call).await? {
+            let link = node.link(call).await?;
+            removed += wire::sweep(&link, call).await?;
+        }
+        Ok(removed)
+    }
+
     async fn renew_batch(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
         let about = |lease: &Lease, error: Error| error.about(Verb::Renew, Some(&lease.name), BACKEND);
         if let Err(error) = check_ttl(ttl) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockcore::{
-    backend::{LockBackend, Result, async_trait},
+    backend::{Call, LockBackend, Result, async_trait},
     config::{BackendConfig, Connector, OptionValue, Options},
 };
 
@@ -73,6 +73,24 @@ impl Connector for Redis {
             return Ok(Arc::new(RedlockBackend::connect(read_redlock(config)?).await?));
         }
         Ok(Arc::new(RedisBackend::connect(read(config)?).await?))
+    }
+
+    async fn sweep(&self, config: &BackendConfig, call: &Call) -> Result<u64> {
+        if !is_redlock(config) {
+            let backend = RedisBackend::connect(read(config)?).await?;
+            let swept = backend.sweep(call).await;
+            backend.close().await;
+            return swept;
+        }
+        // Each server has its own copy, and none of them alone is the store.
+        let mut removed = 0;
+        for server in read_redlock(config)?.servers {
+            let backend = RedisBackend::connect(server).await?;
+            let swept = backend.sweep(call).await;
+            backend.close().await;
+            removed += swept?;
+        }
+        Ok(removed)
     }
 }
 

@@ -210,7 +210,14 @@ impl Facts {
         info.lines().filter_map(place).collect()
     }
 
+    /// Returns the name and the version. Valkey goes on saying 7.2 where programs look for the Redis that it came from.
+    fn version(&self) -> Option<String> {
+        let valkey = fact(&self.server, "valkey_version").map(|version| format!("Valkey {version}"));
+        valkey.or_else(|| Some(format!("Redis {}", fact(&self.server, "redis_version")?)))
+    }
+
     fn judge(&self, config: &RedisConfig, mut preflight: Preflight, keeps: bool) -> Preflight {
+        preflight.server = self.version().or(preflight.server);
         if !keeps {
             let why = match (self.persistence.is_some(), self.fsync.as_deref()) {
                 (false, _) => {

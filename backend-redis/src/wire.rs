@@ -741,6 +741,38 @@ pub(crate) async fn names(
     Ok(())
 }
 
+/// Removes all keys of a scratch namespace from one server; says how many.
+#[cfg(feature = "config")]
+pub(crate) async fn sweep(link: &Link, call: &Call) -> Result<u64> {
+    let pattern = format!("lockcore:{}:*", call.scratch()?);
+    let (mut cursor, mut removed) = (Some(b"0".to_vec()), 0);
+    while let Some(from) = cursor {
+        let keys;
+        (cursor, keys) = scan(link, call, &pattern, &from).await?;
+        if keys.is_empty() {
+            continue;
+        }
+        // One by one, because in a Cluster they lie in many slots.
+        let mut removals = redis::pipe();
+        for key in &keys {
+            removals.cmd("UNLINK").arg(key);
+        }
+        for answer in link.commands(call, &removals, keys.len()).await? {
+            match answer {
+                Value::Int(count) => removed += u64::try_from(count).unwrap_or(0),
+                Value::ServerError(e) if matches!(e.code(), "MOVED" | "ASK" | "TRYAGAIN") => {
+                    return Err(Error::new(ErrorKind::Unavailable, "keys move between nodes; ask again"));
+                }
+                Value::ServerError(e) => {
+                    return Err(crate::error::error(crate::error::Phase::Sent, e.into()));
+                }
+                _ => return Err(Error::new(ErrorKind::Unknown, "UNLINK answered with something else")),
+            }
+        }
+    }
+    Ok(removed)
+}
+
 /// Looks at all fences of a pattern on one server; at least its time, below which is what was collected.
 pub(crate) async fn highest_fence(link: &Link, call: &Call, pattern: &str) -> Result<i64> {
     let (mut cursor, mut highest) = (Some(b"0".to_vec()), 0);

@@ -8,7 +8,7 @@ use std::{
 
 use lockcore::{
     LockName,
-    backend::{LockBackend, Owner, async_trait},
+    backend::{LockBackend, Owner, OwnerDigest, async_trait},
 };
 use lockcore_conformance::{Servers, Service, Suite};
 use lockcore_redis::{RedisBackend, RedisConfig, RedlockBackend, RedlockConfig};
@@ -77,11 +77,11 @@ impl Service for Store {
         connect(self.url.replace(&there, &list(&through))).await
     }
 
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         let values: Vec<Option<String>> = self.raw("GET", &self.key(name));
         let owners: Vec<Owner> = values.into_iter().flatten().filter_map(|value| owner(&value)).collect();
         let count = |owner: &Owner| owners.iter().filter(|other| *other == owner).count();
-        owners.iter().find(|owner| count(owner) >= self.majority).copied()
+        owners.iter().find(|owner| count(owner) >= self.majority).map(Owner::digest)
     }
 
     async fn steal(&self, name: &LockName) {
@@ -160,7 +160,7 @@ impl Service for Own {
         self.store.connect_through(addresses).await
     }
 
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         self.store.holder(name).await
     }
 

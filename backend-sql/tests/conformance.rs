@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use lockcore::{
     LockName,
-    backend::{BootClock, LockBackend, Owner, async_trait},
+    backend::{BootClock, LockBackend, Owner, OwnerDigest, async_trait},
 };
 use lockcore_conformance::{Service, Suite};
 use lockcore_sql::{SqliteBackend, SqliteConfig};
@@ -35,7 +35,7 @@ impl Service for SqliteFile {
         connect(self.path.display().to_string()).await
     }
 
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("Linux has a boot id");
         let now = i64::try_from(BootClock::read().as_nanos()).expect("within 292 years of boot");
         let owner: Option<[u8; 16]> = self
@@ -48,7 +48,7 @@ impl Service for SqliteFile {
             )
             .optional()
             .expect("the table can be read");
-        owner.map(Owner::from_bytes)
+        owner.map(|bytes| Owner::from_bytes(bytes).digest())
     }
 
     fn embedded(&self) -> bool {

@@ -497,7 +497,7 @@ impl LockBackend for ZkBackend {
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
         let inner = &self.inner;
         let session = inner.any_session(call).await?;
-        let mut findings = Vec::new();
+        let (mut findings, mut server) = (Vec::new(), None);
         if inner.longest().is_none() {
             // A session of a day: nobody grants it, and the answer names the servers' limit.
             let day = Duration::from_secs(86_400);
@@ -521,10 +521,11 @@ impl LockBackend for ZkBackend {
                     .into(),
             );
         } else {
-            findings.extend(preflight::look(&inner.config.servers, bound_of(call)).await);
+            findings.extend(preflight::look(&inner.config.servers, bound_of(call), &mut server).await);
         }
         let mut preflight = Preflight::clean(self.capabilities());
         preflight.findings = findings;
+        preflight.server = server;
         Ok(preflight)
     }
 
@@ -534,6 +535,27 @@ impl LockBackend for ZkBackend {
 }
 
 impl ZkBackend {
+    /// Removes every node of a scratch namespace; says how many there were.
+    #[cfg(feature = "config")]
+    pub(crate) async fn sweep(&self, call: &Call) -> Result<u64> {
+        call.scratch()?;
+        let session = self.inner.any_session(call).await?;
+        session.write_beat(bound_of(call)).await?;
+        let (mut removed, mut seen, mut nodes) = (0, 0, vec![self.inner.space(call).top()]);
+        // Each node before those that stand below it; then removed from the last on.
+        while seen < nodes.len() {
+            let node = nodes[seen].clone();
+            if let Some((below, _)) = wire::list(&session, bound_of(call), &node).await? {
+                nodes.extend(below.into_iter().map(|child| format!("{node}/{child}")));
+            }
+            seen += 1;
+        }
+        for node in nodes.iter().rev() {
+            removed += u64::from(session.delete(bound_of(call), node).await?);
+        }
+        Ok(removed)
+    }
+
     async fn enqueue(
         &self,
         call: &Call,

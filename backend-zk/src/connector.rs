@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockcore::{
-    backend::{LockBackend, Result, async_trait},
+    backend::{Call, LockBackend, Result, async_trait},
     config::{BackendConfig, Connector},
 };
 
@@ -40,6 +40,13 @@ impl Connector for Zk {
 
     async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
         Ok(Arc::new(ZkBackend::lazy(read(config)?)?))
+    }
+
+    async fn sweep(&self, config: &BackendConfig, call: &Call) -> Result<u64> {
+        let backend = ZkBackend::lazy(read(config)?)?;
+        let swept = backend.sweep(call).await;
+        backend.close().await;
+        swept
     }
 }
 

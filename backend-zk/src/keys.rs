@@ -11,6 +11,12 @@ impl Space {
         Self(format!("{root}/lockcore/@{namespace}"))
     }
 
+    /// The node below which everything of the namespace stands.
+    #[cfg(feature = "config")]
+    pub(crate) fn top(&self) -> String {
+        self.0.clone()
+    }
+
     /// The record of the namespace: the base of its fences.
     pub(crate) fn base(&self) -> String {
         format!("{}/base", self.0)

@@ -7,8 +7,8 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Asks every server. Returns one sentence for each thing that a person should know.
-pub(crate) async fn look(servers: &[String], bound: Duration) -> Vec<String> {
+/// Asks every server. Returns one sentence for each thing that a person should know, and notes which server it is.
+pub(crate) async fn look(servers: &[String], bound: Duration, which: &mut Option<String>) -> Vec<String> {
     let mut findings = Vec::new();
     let mut limits: Vec<(String, [Option<u64>; 3])> = Vec::new();
     let mut alone = 0;
@@ -24,6 +24,9 @@ pub(crate) async fn look(servers: &[String], bound: Duration) -> Vec<String> {
         if said.contains("not currently serving") {
             findings.push(format!("{server} is not part of a quorum and serves nobody; look at its log"));
             continue;
+        }
+        if let Some((major, minor, patch)) = version(&said) {
+            which.get_or_insert_with(|| format!("ZooKeeper {major}.{minor}.{patch}"));
         }
         match version(&said) {
             Some(version) if version < (3, 6, 0) => findings.push(format!(

@@ -3,6 +3,7 @@
 mod child;
 mod client;
 mod door;
+mod foreign;
 mod register;
 mod service;
 
@@ -16,12 +17,13 @@ use std::{
 
 use lockcore::{
     ClientOptions, LockClient, LockName,
-    backend::{Capabilities, Clock, LockBackend, Moment, Owner, WakeUp},
+    backend::{Capabilities, Clock, LockBackend, Moment, OwnerDigest, WakeUp},
 };
 
 pub use child::{Child, ChildLease, child_main};
 pub use client::Client;
 pub(crate) use client::assert_refused;
+pub use foreign::Foreign;
 #[doc(hidden)]
 pub use register::Flaw;
 pub use register::Register;
@@ -91,6 +93,11 @@ impl Bench {
         let number = self.stage.names.fetch_add(1, Ordering::Relaxed);
         LockName::from_segments(["case", &format!("{:x}-{number}", self.stage.seed)])
             .expect("a short, plain name")
+    }
+
+    /// Returns a namespace beside the case's own.
+    pub fn namespace_beside(&self, word: &str) -> String {
+        self.stage.service.namespace_beside(self.stage.seed, word)
     }
 
     /// Opens a connection, through proxies or behind the suite's door where the service offers no wire of its own.
@@ -196,7 +203,7 @@ impl Bench {
     }
 
     /// Reads who holds, around the code under test.
-    pub async fn holder(&self, name: &LockName) -> Option<Owner> {
+    pub async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         self.stage.service.holder(name).await
     }
 

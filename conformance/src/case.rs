@@ -47,6 +47,8 @@ pub enum Need {
     Servers,
     /// Several servers that stand in for each other.
     Members,
+    /// A way to remove records behind the back of the code under test: any store but a foreign one.
+    Removal,
     /// Grants in order of arrival.
     Fair,
     /// A look at the queue: [`Service::queued`](crate::Service::queued).
@@ -63,8 +65,14 @@ pub enum Need {
 
 impl Need {
     /// Says what is missing.
-    pub(crate) fn missing(self) -> &'static str {
+    pub(crate) fn missing(self, foreign: bool) -> &'static str {
         match self {
+            Self::Wire | Self::Line | Self::Servers | Self::Members | Self::Removal | Self::Processes
+                if foreign =>
+            {
+                "needs control of the server"
+            }
+            Self::Removal => "its records cannot be removed by a second road",
             Self::Wire => "the wire between backend and store cannot be slowed here",
             Self::Line => "no proxy stands between backend and store",
             Self::Servers => "no case has servers of its own to kill",
@@ -87,7 +95,7 @@ impl Need {
             Self::Processes => capabilities.consistency == Consistency::Process,
             // No network and no server stand between it and its client.
             Self::Wire | Self::Line | Self::Servers => embedded,
-            Self::VirtualTime => false,
+            Self::VirtualTime | Self::Removal => false,
         }
     }
 }

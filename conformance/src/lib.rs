@@ -4,7 +4,7 @@
 //!
 //! ```no_run
 //! # use std::{process::ExitCode, sync::Arc};
-//! # use lockcore::{LockName, backend::{LockBackend, Owner, async_trait}, memory::MemoryBackend};
+//! # use lockcore::{LockName, backend::{LockBackend, OwnerDigest, async_trait}, memory::MemoryBackend};
 //! use lockcore_conformance::Service;
 //!
 //! struct ToyServer(MemoryBackend);
@@ -14,8 +14,8 @@
 //!     async fn connect(&self) -> Arc<dyn LockBackend> {
 //!         Arc::new(self.0.clone())
 //!     }
-//!     async fn holder(&self, name: &LockName) -> Option<Owner> {
-//!         self.0.holder(name, self.clock().now()) // a second road: not the code under test
+//!     async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
+//!         self.0.holder(name, self.clock().now()).map(|owner| owner.digest()) // a second road: not the code under test
 //!     }
 //!     async fn steal(&self, name: &LockName) {
 //!         self.0.steal(name)
@@ -41,12 +41,12 @@ mod sabotage;
 mod simulated;
 mod suite;
 
-pub use bench::{Bench, Servers, Service, Wire, child_main};
+pub use bench::{Bench, Foreign, Servers, Service, Wire, child_main};
 pub use case::{Case, Need, Outcome, Unexpected, Verdict};
 pub use memory::MemoryService;
 pub use mutants::kill_all;
 pub use simulated::{Semantics, SimulatedService};
-pub use suite::{Suite, run};
+pub use suite::{Plan, Progress, Suite, Unplayed, run};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

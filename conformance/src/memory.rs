@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockcore::{
     LockName, TokioClock, Verb,
-    backend::{Clock, LockBackend, Owner, async_trait},
+    backend::{Clock, LockBackend, OwnerDigest, async_trait},
     memory::MemoryBackend,
 };
 
@@ -38,8 +38,8 @@ impl Service for MemoryService {
     async fn connect(&self) -> Arc<dyn LockBackend> {
         Arc::new(self.store.clone())
     }
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
-        self.store.holder(name, self.clock.now())
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
+        self.store.holder(name, self.clock.now()).map(|owner| owner.digest())
     }
     fn embedded(&self) -> bool {
         true

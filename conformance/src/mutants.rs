@@ -292,7 +292,7 @@ impl Service for BrokenService {
     async fn connect(&self) -> Arc<dyn LockBackend> {
         Arc::new(Broken { store: self.inner.store().clone(), mutant: self.mutant, seen: Mutex::default() })
     }
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         self.inner.holder(&folded(self.mutant, name)).await
     }
     async fn steal(&self, name: &LockName) {

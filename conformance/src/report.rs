@@ -5,6 +5,7 @@
 //! `SEMANTICS.md` and `index.html`. The [`Golden`] copy holds the verdicts that were reviewed; a lane whose verdicts
 //! differ from it fails.
 
+mod baseline;
 mod comparison;
 mod golden;
 mod junit;

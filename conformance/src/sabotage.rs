@@ -69,7 +69,7 @@ impl Service for Sabotaged {
     fn servers(&self) -> Vec<SocketAddr> {
         self.inner.servers()
     }
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         self.inner.holder(name).await
     }
     async fn steal(&self, name: &LockName) {
@@ -77,6 +77,15 @@ impl Service for Sabotaged {
     }
     fn namespace(&self, seed: u64) -> String {
         self.inner.namespace(seed)
+    }
+    fn namespace_beside(&self, seed: u64, word: &str) -> String {
+        self.inner.namespace_beside(seed, word)
+    }
+    fn foreign(&self) -> bool {
+        self.inner.foreign()
+    }
+    async fn admit(&self, may_wait: bool) {
+        self.inner.admit(may_wait).await;
     }
     fn ttl(&self) -> Duration {
         self.inner.ttl()

@@ -1,20 +1,23 @@
 //! Runs cases: each pair of backend and case is a named test, for `cargo test` and nextest.
 
 use std::{
+    ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, Mutex},
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use lockcore::backend::LockBackend;
+use tokio::sync::watch;
 
 use crate::{
     bench::{Bench, Service, child_main},
     case::{Case, Need, Verdict},
     cases,
     history::{History, Outcome, check, timeline},
-    report::{About, Log, Seen},
+    report::{About, CaseRun, Lane, Log, Seen},
     sabotage::{Mistake, NOTICED, Sabotaged},
 };
 
@@ -33,7 +36,7 @@ type Connect = Box<dyn FnOnce(String) -> std::pin::Pin<Box<dyn Future<Output = A
 
 /// The cases against one profile of one store.
 pub struct Suite {
-    profile: &'static str,
+    profile: Arc<str>,
     start: Start,
     connect: Option<Connect>,
     own_servers: Option<(usize, Start)>,
@@ -45,11 +48,90 @@ impl std::fmt::Debug for Suite {
     }
 }
 
+/// Which cases [`Suite::play_all`] plays, and what it keeps of them. Starts with all cases, and keeps no history.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Only cases with one of these texts in `topic::name`; all, if it is empty. Others do not stand in the results.
+    pub only: Vec<String>,
+    /// Cases whose `topic::name` begins with the text are *not run*, and the sentence says why.
+    pub leave_out: Vec<(String, String)>,
+    /// Where histories worth keeping go.
+    pub histories: Option<PathBuf>,
+    /// Ends the run, and the case under way at its next await, once it is true.
+    pub halt: Option<watch::Receiver<bool>>,
+}
+
+impl Plan {
+    /// Sets fields in one expression.
+    #[must_use]
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
+    }
+
+    /// Says whether a text of [`only`](Self::only) names no case.
+    pub fn unknown(&self) -> Option<&str> {
+        let names = |text: &&String| !cases::all().any(|case| full_name(case).contains(text.as_str()));
+        self.only.iter().find(names).map(String::as_str)
+    }
+
+    fn chooses(&self, case: &Case) -> bool {
+        let name = full_name(case);
+        self.only.is_empty() || self.only.iter().any(|text| name.contains(text.as_str()))
+    }
+
+    fn reason_against(&self, case: &Case) -> Option<&str> {
+        let name = full_name(case);
+        self.leave_out.iter().find(|(text, _)| name.starts_with(text.as_str())).map(|(_, why)| why.as_str())
+    }
+}
+
+fn full_name(case: &Case) -> String {
+    format!("{}::{}", case.topic(), case.name())
+}
+
+/// What [`Suite::play_all`] tells while it runs.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Progress<'a> {
+    /// A case begins.
+    Begins {
+        /// Which.
+        case: &'a Case,
+        /// Its place, from 1, among those chosen.
+        number: usize,
+        /// How many are chosen.
+        of: usize,
+    },
+    /// A case ended.
+    Ended {
+        /// What became of it.
+        run: &'a CaseRun,
+    },
+}
+
+/// Why [`Suite::play_all`] has no results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unplayed {
+    /// The service did not start, or did not connect.
+    #[error("the store could not be reached before the first case")]
+    NotStarted,
+    /// The run was ended before its last case.
+    #[error("the run was ended before its last case")]
+    Halted,
+}
+
 /// What became of one case.
 #[derive(Clone, Debug)]
 pub(crate) struct Played {
     /// Why it failed, if it did.
     pub(crate) failure: Option<String>,
+    /// The history itself breaks a promise.
+    pub(crate) broken: bool,
+    /// What an earlier attempt said, if this is not the first.
+    pub(crate) earlier: Option<String>,
     /// Neither kept nor broken: the machine stalled.
     pub(crate) inconclusive: bool,
     /// What was there to be told; `None`: the service did not start.
@@ -59,10 +141,10 @@ pub(crate) struct Played {
 impl Suite {
     /// Sets up the cases for a profile: the name of a backend in one of its set-ups.
     pub fn new<S: Service>(
-        profile: &'static str,
+        profile: impl Into<Arc<str>>,
         start: impl AsyncFn() -> S + Send + Sync + 'static,
     ) -> Self {
-        Self { profile, start: boxed(start), connect: None, own_servers: None }
+        Self { profile: profile.into(), start: boxed(start), connect: None, own_servers: None }
     }
 
     /// Says how to start a service whose servers are one case's own, to stop and kill, and how many servers that are.
@@ -93,14 +175,14 @@ impl Suite {
         let arguments = Arguments::from_args();
         let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
-        let log = Log::begin(self.profile, about, &arguments);
+        let log = Log::begin(&self.profile, about, &arguments);
         let mut missing: Vec<(&'static str, &'static str, usize)> = Vec::new();
         let trials = cases::all()
             .map(|case| {
                 let name = format!("{}::{}::{}", self.profile, case.topic(), case.name());
                 let lacks = case.needs.iter().find(|need| !offers.contains(need));
-                let kind = lacks.map_or("", |need| log.left_out(case, *need));
-                if let Some(why) = lacks.map(|need| need.missing()) {
+                let (kind, why) = lacks.map_or(("", ""), |need| log.lacking(case, *need));
+                if lacks.is_some() {
                     match missing.iter_mut().find(|(word, known, _)| (*word, *known) == (kind, why)) {
                         Some((.., count)) => *count += 1,
                         None => missing.push((kind, why, 1)),
@@ -110,10 +192,10 @@ impl Suite {
                     Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
                     _ => self.start.clone(),
                 };
-                let (profile, log) = (self.profile, log.clone());
+                let (profile, log) = (self.profile.clone(), log.clone());
                 Trial::test(name, move || {
                     let began = std::time::Instant::now();
-                    let played = play_patiently(profile, case, start, virtual_time);
+                    let played = play_patiently(&profile, case, &start, virtual_time, &Manner::of_tests());
                     log.played(case, &played, began.elapsed());
                     played.failure.map_or(Ok(()), |failure| Err(Failed::from(failure)))
                 })
@@ -128,6 +210,58 @@ impl Suite {
             }
         }
         log.end(&libtest_mimic::run(&arguments, trials), seed())
+    }
+
+    /// Plays the cases that a plan chooses, one after the other, and returns what became of them. `watch` hears of each
+    /// case before it begins and after it ended, and may end the run.
+    ///
+    /// # Errors
+    /// The service did not start, or the run was ended before its last case.
+    pub fn play_all(
+        mut self,
+        plan: &Plan,
+        mut watch: impl FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<Lane, Unplayed> {
+        let (offers, about) = self.offers();
+        let about = about.ok_or(Unplayed::NotStarted)?;
+        let virtual_time = offers.contains(&Need::VirtualTime);
+        let manner = Manner {
+            seed: seed(),
+            histories: plan.histories.clone(),
+            halt: plan.halt.clone(),
+            patient: about.is_foreign(),
+        };
+        let log = Log::apart(&self.profile, about);
+        let chosen: Vec<&'static Case> = cases::all().filter(|case| plan.chooses(case)).collect();
+        for (at, case) in chosen.iter().enumerate() {
+            if let Some(need) = case.needs.iter().find(|need| !offers.contains(need)) {
+                log.lacking(case, *need);
+                continue;
+            }
+            if let Some(why) = plan.reason_against(case) {
+                log.left_out(case, why);
+                continue;
+            }
+            let begins = Progress::Begins { case, number: at + 1, of: chosen.len() };
+            if watch(begins).is_break() || manner.is_halted() {
+                return Err(Unplayed::Halted);
+            }
+            let start = match &self.own_servers {
+                Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
+                _ => self.start.clone(),
+            };
+            let began = std::time::Instant::now();
+            let played = play_patiently(&self.profile, case, &start, virtual_time, &manner);
+            if manner.is_halted() {
+                return Err(Unplayed::Halted);
+            }
+            let run = log.played(case, &played, began.elapsed());
+            if watch(Progress::Ended { run: &run }).is_break() {
+                return Err(Unplayed::Halted);
+            }
+        }
+        self.connect = None;
+        Ok(log.lane(manner.seed))
     }
 
     /// Lists the mistakes that the cases must notice on this very store.
@@ -145,7 +279,7 @@ impl Suite {
             if !needs.into_iter().all(|need| offers.contains(need)) {
                 continue;
             }
-            let (profile, start) = (self.profile, self.start.clone());
+            let (profile, start) = (&self.profile, self.start.clone());
             let start: Start = Arc::new(move || {
                 let started = start();
                 Box::pin(
@@ -183,6 +317,7 @@ impl Suite {
             offer(Need::Line, !service.servers().is_empty());
             offer(Need::Servers, servers > 0);
             offer(Need::Members, servers > 1);
+            offer(Need::Removal, !service.foreign());
             offer(Need::Fair, capabilities.fair);
             offer(Need::Queue, service.queued(&name).await.is_some());
             offer(Need::Processes, service.address().is_some());
@@ -232,14 +367,58 @@ fn seed() -> u64 {
     })
 }
 
-/// Plays a case; a case that only a stall of the machine spoilt is played again, twice at most.
-fn play_patiently(profile: &'static str, case: &'static Case, start: Start, virtual_time: bool) -> Played {
-    let mut played = play(profile, case, start.clone(), virtual_time, seed());
-    for _ in 0..2 {
-        if !played.inconclusive {
+/// How cases are played.
+#[derive(Clone, Debug)]
+struct Manner {
+    seed: u64,
+    /// Where histories worth keeping go; `None`: nowhere.
+    histories: Option<PathBuf>,
+    /// Ends the case under way.
+    halt: Option<watch::Receiver<bool>>,
+    /// The store and the way to it belong to others, too: what was merely late is played again.
+    patient: bool,
+}
+
+impl Manner {
+    fn of_tests() -> Self {
+        Self { seed: seed(), histories: Some(kept_in()), halt: None, patient: false }
+    }
+
+    fn is_halted(&self) -> bool {
+        self.halt.as_ref().is_some_and(|halt| *halt.borrow())
+    }
+}
+
+/// Returns when the run is to end; never, if nobody can say so.
+async fn halted(halt: Option<watch::Receiver<bool>>) {
+    if let Some(mut halt) = halt
+        && halt.wait_for(|halt| *halt).await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
+/// Plays a case; a case that only a stall of the machine spoilt is played again, twice at most. On a foreign store, so is one
+/// that failed while its history breaks no promise: what is wrong fails each time.
+fn play_patiently(
+    profile: &str,
+    case: &'static Case,
+    start: &Start,
+    virtual_time: bool,
+    manner: &Manner,
+) -> Played {
+    let mut played = play_as(profile, case, start.clone(), virtual_time, manner);
+    for attempt in 1..=2 {
+        let late = manner.patient && played.failure.is_some() && !played.broken;
+        if !(played.inconclusive || late) || manner.is_halted() {
             break;
         }
-        played = play(profile, case, start.clone(), virtual_time, seed());
+        let earlier = played.earlier.or_else(|| Some(played.failure?.lines().next()?.to_owned()));
+        // Other names: the attempt before may have left a lease on its own.
+        let other = if late { attempt } else { 0 };
+        let manner = Manner { seed: manner.seed.wrapping_add(other), ..manner.clone() };
+        played = Played { earlier, ..play_as(profile, case, start.clone(), virtual_time, &manner) };
     }
     if played.inconclusive {
         played.failure.get_or_insert_with(|| "inconclusive three times: the machine stalls".into());
@@ -247,22 +426,29 @@ fn play_patiently(profile: &'static str, case: &'static Case, start: Start, virt
     played
 }
 
-/// Plays one case once: body, then checker.
+/// Plays one case once, as tests do: body, then checker.
 pub(crate) fn play(
-    profile: &'static str,
+    profile: &str,
     case: &'static Case,
     start: Start,
     virtual_time: bool,
     seed: u64,
 ) -> Played {
+    play_as(profile, case, start, virtual_time, &Manner { seed, ..Manner::of_tests() })
+}
+
+fn play_as(profile: &str, case: &'static Case, start: Start, virtual_time: bool, manner: &Manner) -> Played {
     let name = format!("{profile}::{}::{}", case.topic(), case.name());
     // The case's own seed: the same for the same run seed, and different from its neighbours'.
-    let seed =
-        case.name().bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let seed = case
+        .name()
+        .bytes()
+        .fold(manner.seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let stage: Arc<Mutex<Option<Bench>>> = Arc::default();
     let kept = stage.clone();
     let refused = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let refuses = refused.clone();
+    let halt = manner.halt.clone();
     let outcome = on_a_runtime(virtual_time, move || async move {
         let service = start().await;
         let bench = Bench::new(service, seed).await;
@@ -278,7 +464,11 @@ pub(crate) fn play(
             }
             result
         };
-        let result = CatchUnwind(Box::pin(body)).await;
+        let result = tokio::select! {
+            biased;
+            () = halted(halt) => Err("halted".into()),
+            result = CatchUnwind(Box::pin(body)) => result,
+        };
         drop(meter);
         match result {
             Ok(Ok(Verdict::Kept)) => None,
@@ -294,14 +484,16 @@ pub(crate) fn play(
     let Some(bench) = stage.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() else {
         return Played {
             failure: Some(failure.unwrap_or_else(|| "the service did not start".into())),
+            broken: false,
+            earlier: None,
             inconclusive: false,
             seen: None,
         };
     };
-    judge(&name, &bench, failure, refused.load(std::sync::atomic::Ordering::Relaxed))
+    judge(&name, &bench, failure, refused.load(std::sync::atomic::Ordering::Relaxed), manner)
 }
 
-fn judge(name: &str, bench: &Bench, mut failure: Option<String>, refused: bool) -> Played {
+fn judge(name: &str, bench: &Bench, mut failure: Option<String>, refused: bool, manner: &Manner) -> Played {
     let history = bench.recorder().history();
     let rules = bench.stage.rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     let report = check(&history, &rules);
@@ -314,31 +506,35 @@ fn judge(name: &str, bench: &Bench, mut failure: Option<String>, refused: bool) 
     // A break that the case expects is evidence, too; so is a short history in which the resource had the last word.
     let telling = report.judged.stale > 0 && history.events.len() <= Seen::SHORT;
     let worth = failure.is_some() || !report.expected.is_empty() || telling;
-    let kept = worth.then(|| keep(name, history.clone().under(rules)));
+    let folder = manner.histories.as_ref().filter(|_| worth);
+    let kept = folder.map(|folder| keep(folder, name, history.clone().under(rules)));
     let seen = Some(seen.kept(kept.as_ref()));
-    if let (Some(text), Some(kept)) = (&mut failure, kept) {
-        let path = kept.map_or_else(|why| format!("could not be kept: {why}"), |p| p.display().to_string());
+    if let Some(text) = &mut failure {
+        let path = kept.map_or_else(
+            || "not kept".to_owned(),
+            |kept| kept.map_or_else(|why| format!("could not be kept: {why}"), |p| p.display().to_string()),
+        );
         let drawn = history.keys().first().map(|key| timeline::text(&history, Some(&report), key));
         *text = format!(
             "{text}\n  seed {} (LOCK_SEED replays the run), history {path}\n{}",
-            seed(),
+            manner.seed,
             drawn.unwrap_or_default()
         );
     }
-    Played { failure, inconclusive, seen }
+    let broken = report.outcome == Outcome::Fail;
+    Played { failure, broken, earlier: None, inconclusive, seen }
 }
 
 /// Keeps a history for people and for `conformance check`; returns where, or why not.
-fn keep(name: &str, history: History) -> Result<std::path::PathBuf, String> {
-    let directory = kept_in();
-    let path = directory.join(format!("{}.jsonl", name.replace("::", "-")));
-    std::fs::create_dir_all(&directory).map_err(|e| e.to_string())?;
+fn keep(folder: &Path, name: &str, history: History) -> Result<PathBuf, String> {
+    let path = folder.join(format!("{}.jsonl", name.replace("::", "-").replace(['/', '\\'], "-")));
+    std::fs::create_dir_all(folder).map_err(|e| e.to_string())?;
     history.write(&path).map_err(|e| e.to_string())?;
     Ok(path)
 }
 
 /// Returns `target/conformance/history`.
-fn kept_in() -> std::path::PathBuf {
+fn kept_in() -> PathBuf {
     crate::report::folder().join("history")
 }
 

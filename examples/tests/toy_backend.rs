@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc};
 
 use lockcore::{
     LockName,
-    backend::{LockBackend, Owner, async_trait},
+    backend::{LockBackend, OwnerDigest, async_trait},
 };
 use lockcore_conformance::{Service, Suite};
 use lockcore_examples::toy_backend::ToyBackend;
@@ -18,8 +18,9 @@ impl Service for ToyDirectory {
         Arc::new(ToyBackend::new(self.0.path()))
     }
 
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
-        ToyBackend::new(self.0.path()).holder("", name).expect("the file can be read")
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
+        let owner = ToyBackend::new(self.0.path()).holder("", name).expect("the file can be read");
+        owner.map(|owner| owner.digest())
     }
 
     async fn steal(&self, name: &LockName) {

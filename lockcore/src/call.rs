@@ -143,6 +143,22 @@ impl Call {
         Self { frame: Arc::new(frame), ..self.clone() }
     }
 
+    /// Returns the namespace if it is one that nothing depends on: its name begins with `scratch-`. Only there may
+    /// records be removed together with their fences.
+    ///
+    /// # Errors
+    /// `Invalid`: it is not.
+    pub fn scratch(&self) -> Result<&str> {
+        let namespace = self.namespace();
+        if namespace.starts_with("scratch-") {
+            return Ok(namespace);
+        }
+        Err(Error::new(
+            ErrorKind::Invalid,
+            "records are removed with their fences only in a namespace that begins with scratch-",
+        ))
+    }
+
     /// Numbers the attempt: for the suite and for a backend's own unit tests.
     #[must_use]
     pub fn attempt_number(&self, attempt: u32) -> Self {

@@ -138,12 +138,14 @@ pub struct Preflight {
     pub capabilities: Capabilities,
     /// What lowered them and how to fix it, one sentence each.
     pub findings: Vec<String>,
+    /// The server's name and version, such as `Redis 7.0.15`, where it tells.
+    pub server: Option<String>,
 }
 
 impl Preflight {
     /// Starts from claims that nothing lowered.
     pub fn clean(capabilities: Capabilities) -> Self {
-        Self { capabilities, findings: Vec::new() }
+        Self { capabilities, findings: Vec::new(), server: None }
     }
 
     /// Lowers a claim and says why and how to fix it.

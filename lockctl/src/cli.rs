@@ -53,6 +53,14 @@ Examples:
 The command gets LOCK_NAME, LOCK_FENCE, LOCK_OWNER_DIGEST, LOCK_STAMP, LOCK_TTL_MS, LOCK_LOSS_FD, LOCK_STATE and,
 with --max-hold, LOCK_HOLD_UNTIL. Its exit code is passed on.";
 
+#[cfg(feature = "compare")]
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  lockctl compare --store sqlite=sqlite:///var/lib/shop/locks.db --store redis=redis://redis-a:6379
+  lockctl compare --config locks.toml --store main --baseline stores.baseline
+  lockctl compare --store redis=redis://redis-a:6379 --baseline stores.baseline --update
+  lockctl compare --store redis=redis://redis-a:6379 --format html > stores.html";
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -96,6 +104,23 @@ pub enum Command {
         after_help = "Examples:\n  lockctl migrate plan\n  lockctl migrate status moving\n  lockctl migrate advance --wait 2m moving\n  lockctl migrate rollback --dry-run moving\n\nExits with 111 when somebody is still in a phase that the step closes, with 112 after waiting for that in vain."
     )]
     Migrate(Migrate),
+    /// Looks at every configured store: what it cannot keep, and how to put that right
+    ///
+    /// Exits with 0 when every level of the file is kept, with 116 when one is not or a store refuses us, and with 115 when
+    /// a store cannot be reached.
+    #[command(
+        after_help = "Examples:\n  lockctl doctor\n  lockctl doctor --store redis://redis-a:6379\n  lockctl doctor --json | jq '.stores[].findings'"
+    )]
+    Doctor(Doctor),
+    /// Puts stores to the test, side by side, on the servers that you have
+    ///
+    /// Plays the cases of the conformance suite against each store, one after the other and within a bound on load, in
+    /// namespaces of its own that are removed at the end. Cases that need power over the servers are not run. Exits with 0
+    /// when every case ran as expected and nothing differs from the baseline, with 1 when something does, with 115 when a
+    /// store could not be asked.
+    #[cfg(feature = "compare")]
+    #[command(after_help = COMPARE_EXAMPLES)]
+    Compare(Box<Compare>),
     /// Checks the configuration file, or shows the settings that would be used
     Config(Config),
     /// Writes a completion script for a shell
@@ -148,7 +173,7 @@ pub struct StoreArgs {
     #[arg(long, value_name = "LEVEL", env = "LOCKCTL_RISK", hide_env_values = true)]
     pub risk: Option<String>,
     /// Configuration file
-    #[arg(long, value_name = "FILE", env = "LOCKCTL_CONFIG", hide_env_values = true, value_hint = ValueHint::FilePath)]
+    #[arg(short, long, value_name = "FILE", env = "LOCKCTL_CONFIG", hide_env_values = true, value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Keeps deployments apart that share a store
     #[arg(long, value_name = "NAME", env = "LOCKCTL_NAMESPACE", hide_env_values = true)]
@@ -331,6 +356,68 @@ pub struct MigrateStep {
     /// Adds the record of the step to a file, a line of JSON each
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub record: Option<PathBuf>,
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Which store.
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// Options of `compare`.
+#[cfg(feature = "compare")]
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// Store to put to the test: NAME=URL, or the NAME of a backend in the configuration file; may be repeated
+    #[arg(short, long = "store", value_name = "NAME=URL", required = true)]
+    pub stores: Vec<String>,
+    /// Configuration file with the backends that --store names
+    #[arg(short, long, value_name = "FILE", env = "LOCKCTL_CONFIG", hide_env_values = true, value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Form of what is written to stdout
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    pub format: Format,
+    /// Writes every form into a directory, too, with the histories that are worth a look
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub out: Option<PathBuf>,
+    /// Compares with the verdicts of an earlier run, and exits with 1 where one has changed
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub baseline: Option<PathBuf>,
+    /// Takes the verdicts of this run over into the baseline instead
+    #[arg(long, requires = "baseline")]
+    pub update: bool,
+    /// Plays only cases with this text in their name; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub only: Vec<String>,
+    /// Plays the cases with many locks and many clients, too, which are left out for the sake of a server that others use
+    #[arg(long)]
+    pub heavy: bool,
+    /// How many requests may begin in a second, at each store
+    #[arg(long, value_name = "N", default_value = "500", value_parser = clap::value_parser!(u32).range(20..))]
+    pub rate: u32,
+    /// TTL of the cases that wait for its end, at least what the store can do
+    #[arg(long, value_name = "D", default_value = "1s", value_parser = duration::parse)]
+    pub ttl: Duration,
+}
+
+/// Form of a comparison.
+#[cfg(feature = "compare")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table for a terminal, and what differs.
+    Text,
+    /// Tables with sentences and numbers.
+    Markdown,
+    /// Everything, for programs.
+    Json,
+    /// Tests, for programs that know nothing of locks.
+    Junit,
+    /// One page that needs nothing else.
+    Html,
+    /// Annotations for a workflow; the tables go to its summary.
+    Github,
 }
 
 /// Options of `config`.

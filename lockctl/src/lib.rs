@@ -5,7 +5,10 @@
 mod break_lock;
 mod check;
 pub mod cli;
+#[cfg(feature = "compare")]
+mod compare;
 mod config;
+mod doctor;
 pub mod duration;
 pub mod exit;
 mod failure;
@@ -39,6 +42,10 @@ use voice::Voice;
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    #[cfg(feature = "compare")]
+    if let Some(code) = compare::client_of_a_case() {
+        return code;
+    }
     let words: Vec<OsString> = std::env::args_os().collect();
     let mut definitions = Cli::command().color(colour_of(&words));
     let matches = match definitions.try_get_matches_from_mut(&words) {
@@ -75,6 +82,9 @@ fn dispatch(command: &Command, written: Written, voice: &Voice) -> Result<u8, Fa
         Command::Break(options) => block_on(break_lock::main(options, written, voice)),
         Command::Fence(options) => block_on(fence::main(options, written, voice)),
         Command::Migrate(options) => block_on(migrate::main(options, voice)),
+        Command::Doctor(options) => block_on(doctor::main(options, written, voice)),
+        #[cfg(feature = "compare")]
+        Command::Compare(options) => compare::main(options, voice),
         Command::Config(options) => config::main(options, written, voice),
         Command::Completions(options) => manual::completions(options),
         Command::Man => manual::man(),

@@ -109,8 +109,13 @@ fn table(title: &str, rows: &[(&str, &str)], text: &mut Vec<u8>) -> std::io::Res
     roff.to_writer(text)
 }
 
-const EXIT_STATUS: [(&str, &str); 13] = [
+const EXIT_STATUS: [(&str, &str); 14] = [
     ("0-255", "the command's own; it ran to its end, under the lock"),
+    (
+        "1",
+        "of lockctl inspect --test: nobody holds the lock; of lockctl compare: a case fails, or a cell differs from the \
+         baseline",
+    ),
     ("128+n", "ended by signal n: the command, or lockctl while it waited"),
     ("111", "someone else has the lock, and no waiting was asked; nothing ran"),
     ("112", "the wait budget is used up; nothing ran"),

@@ -192,6 +192,8 @@ fn help_has_examples_and_ends_with_0() {
         &["list", "--help"],
         &["break", "--help"],
         &["fence", "--help"],
+        &["doctor", "--help"],
+        &["compare", "--help"],
         &["completions", "--help"],
         &["man", "--help"],
     ] {

@@ -10,7 +10,7 @@ use std::{
 use etcd_client::{Client, DeleteOptions, GetOptions, KeyValue, SortOrder, SortTarget};
 use lockcore::{
     LockName,
-    backend::{LockBackend, Owner, async_trait},
+    backend::{LockBackend, Owner, OwnerDigest, async_trait},
 };
 use lockcore_conformance::{Servers, Service, Suite};
 use lockcore_etcd::{EtcdBackend, EtcdConfig, Renewal};
@@ -71,7 +71,7 @@ impl Service for Etcd {
         connect(self.urls.join(",")).await
     }
 
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         let places = self.places(name).await;
         let key = std::str::from_utf8(places.first()?.key()).ok()?;
         let (_, hex) = key.rsplit_once(':')?;
@@ -79,7 +79,7 @@ impl Service for Etcd {
         for (n, byte) in bytes.iter_mut().enumerate() {
             *byte = u8::from_str_radix(hex.get(2 * n..2 * n + 2)?, 16).ok()?;
         }
-        Some(Owner::from_bytes(bytes))
+        Some(Owner::from_bytes(bytes).digest())
     }
 
     async fn steal(&self, name: &LockName) {

@@ -87,6 +87,14 @@ impl SqliteBackend {
         self.ask(call, Verb::List, None, |desk: &mut Desk| Ok(desk.collect()?)).await.map(|(_, n)| n)
     }
 
+    /// Deletes every row of a scratch namespace; says how many there were.
+    #[cfg(feature = "config")]
+    pub(super) async fn sweep(&self, call: &Call) -> Result<u64> {
+        let namespace: Arc<str> = call.scratch()?.into();
+        let job = move |desk: &mut Desk| Ok(desk.store.sweep(&namespace)?);
+        self.ask(call, Verb::List, None, job).await.map(|(_, n)| n as u64)
+    }
+
     async fn ask<T, J>(&self, call: &Call, verb: Verb, name: Option<&LockName>, job: J) -> Result<(Moment, T)>
     where
         T: Send + 'static,
@@ -301,6 +309,7 @@ impl LockBackend for SqliteBackend {
             .about(Verb::Preflight, None, BACKEND));
         }
         let mut preflight = Preflight::clean(self.capabilities());
+        preflight.server = Some(format!("SQLite {}", rusqlite::version()));
         if self.worker.place == FileSystem::Memory {
             preflight.lower(
                 "the file lies in memory and is gone with a reboot; the fence then goes on from the wall clock alone. \

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockcore::{
-    backend::{Error, ErrorKind, LockBackend, Result, async_trait},
+    backend::{Call, Error, ErrorKind, LockBackend, Result, async_trait},
     config::{BackendConfig, Connector},
 };
 
@@ -43,6 +43,13 @@ impl Connector for Sqlite {
 
     async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
         Ok(Arc::new(SqliteBackend::open(read(config)?).await?))
+    }
+
+    async fn sweep(&self, config: &BackendConfig, call: &Call) -> Result<u64> {
+        let backend = SqliteBackend::open(read(config)?).await?;
+        let swept = backend.sweep(call).await;
+        backend.close().await;
+        swept
     }
 }
 

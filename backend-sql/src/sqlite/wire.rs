@@ -401,6 +401,17 @@ impl Store {
         self.note(answer)
     }
 
+    /// Deletes all rows of a namespace, and keeps nothing of them. Returns how many.
+    #[cfg(feature = "config")]
+    pub(super) fn sweep(&mut self, namespace: &str) -> Step<usize> {
+        let answer = transact(&mut self.db, |db| {
+            cached(db, "DELETE FROM lockcore_leases WHERE namespace = :namespace")?
+                .execute(named_params! { ":namespace": namespace })
+                .map_err(Failure::work)
+        });
+        self.note(answer)
+    }
+
     /// Reads when rows were last collected, in seconds since 1970.
     pub(super) fn collected(&self) -> Step<i64> {
         cached(&self.db, "SELECT collected FROM lockcore_meta")?

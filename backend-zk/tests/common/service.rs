@@ -9,7 +9,7 @@ use std::{
 
 use lockcore::{
     LockName,
-    backend::{LockBackend, Owner, async_trait},
+    backend::{LockBackend, Owner, OwnerDigest, async_trait},
 };
 use lockcore_conformance::{Servers, Service, Suite};
 use lockcore_zk::{ZkBackend, ZkConfig};
@@ -94,13 +94,13 @@ impl Service for Zk {
         connect(self.addresses.clone()).await
     }
 
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         let places = self.places(name).await;
         let (hex, mut bytes) = (&places.first()?[..32], [0; 16]);
         for (n, byte) in bytes.iter_mut().enumerate() {
             *byte = u8::from_str_radix(hex.get(2 * n..2 * n + 2)?, 16).ok()?;
         }
-        Some(Owner::from_bytes(bytes))
+        Some(Owner::from_bytes(bytes).digest())
     }
 
     async fn steal(&self, name: &LockName) {

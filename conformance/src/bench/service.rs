@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use lockcore::{
     LockName, Verb,
-    backend::{BootClock, Clock, LockBackend, Owner, async_trait},
+    backend::{BootClock, Clock, LockBackend, OwnerDigest, async_trait},
 };
 
 use crate::faultline::Direction;
@@ -15,8 +15,8 @@ pub trait Service: Send + Sync + 'static {
     /// Opens a new connection, with a session of its own.
     async fn connect(&self) -> Arc<dyn LockBackend>;
 
-    /// Reads the holder without the code under test, in the namespace of [`namespace`](Self::namespace).
-    async fn holder(&self, name: &LockName) -> Option<Owner>;
+    /// Reads who holds without the code under test, in the namespace of [`namespace`](Self::namespace).
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest>;
 
     /// Removes the record, as an operator might.
     async fn steal(&self, name: &LockName);
@@ -25,6 +25,22 @@ pub trait Service: Send + Sync + 'static {
     fn namespace(&self, _seed: u64) -> String {
         String::new()
     }
+
+    /// Returns a namespace beside [`namespace`](Self::namespace), for a case that needs several. Body: the word and the
+    /// seed.
+    fn namespace_beside(&self, seed: u64, word: &str) -> String {
+        format!("{word}-{:x}", seed & 0xffff_ffff)
+    }
+
+    /// Says that the store is somebody else's, who goes on using it: cases that need power over its servers or its records
+    /// are not run. Body: no.
+    fn foreign(&self) -> bool {
+        false
+    }
+
+    /// Counts a request, and waits, if it `may_wait`, until the store may be asked once more: a bound on load for a store that
+    /// others use. Body: no bound.
+    async fn admit(&self, _may_wait: bool) {}
 
     /// Returns the TTL of cases that wait for its end. Body: 600 ms.
     fn ttl(&self) -> Duration {

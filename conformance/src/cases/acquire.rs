@@ -29,7 +29,7 @@ async fn a01_uncontended_grant(bench: Bench) -> Outcome {
     let now = bench.now();
     assert!(lease.deadline > now, "granted and over: {lease:?}");
     assert!(now.until(lease.deadline) <= bench.ttl(), "the deadline lies beyond the TTL: {lease:?}");
-    assert_eq!(bench.holder(&name).await, Some(lease.owner), "a second road shows another holder");
+    assert_eq!(bench.holder(&name).await, Some(lease.owner.digest()), "a second road shows another holder");
     let holder = alice.inspect(&name).await?.holder.expect("`inspect` shows nobody");
     assert_eq!(holder.stamp(), lease.stamp(), "`inspect` shows another holding");
     assert!(holder.remaining <= bench.ttl(), "more is left than was asked: {:?}", holder.remaining);
@@ -49,7 +49,7 @@ async fn a02_contended_try(bench: Bench) -> Outcome {
     let refused = assert_refused(bob.try_acquire(&name).await, ErrorKind::Held, "a held lock was granted");
     let holder = refused.holder().expect("the refusal does not name the holder");
     assert_eq!(holder.stamp(), lease.stamp(), "the refusal names another holder");
-    assert_eq!(bench.holder(&name).await, Some(lease.owner), "the refusal changed the holder");
+    assert_eq!(bench.holder(&name).await, Some(lease.owner.digest()), "the refusal changed the holder");
     let waiters = alice.inspect(&name).await?.waiters.unwrap_or(0);
     assert_eq!(waiters, 0, "a refused try stands in the queue");
     drop(alice.renew(&lease).await?);
@@ -85,7 +85,12 @@ async fn a04_independent_locks(bench: Bench) -> Outcome {
     alice.release(&released).await?;
     assert_eq!(bench.holder(&released.name).await, None);
     for lease in &leases {
-        assert_eq!(bench.holder(&lease.name).await, Some(lease.owner), "{} went with another", lease.name);
+        assert_eq!(
+            bench.holder(&lease.name).await,
+            Some(lease.owner.digest()),
+            "{} went with another",
+            lease.name
+        );
     }
     for (n, lease) in leases.iter().enumerate() {
         let client = if n < 49 { &alice } else { &bob };

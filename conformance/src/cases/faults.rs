@@ -8,7 +8,10 @@ use crate::{
     history::{Demand, Expect, Property, Verdict},
 };
 
-cases![j08_a_removed_record_gives_two_holders_and_the_resource_one, j11_a_store_that_refuses_is_unavailable,];
+cases![
+    j08_a_removed_record_gives_two_holders_and_the_resource_one[Removal],
+    j11_a_store_that_refuses_is_unavailable,
+];
 
 /// An operator's delete breaks exclusion until the holder notices: two believe. The resource still takes one.
 async fn j08_a_removed_record_gives_two_holders_and_the_resource_one(bench: Bench) -> Outcome {

@@ -31,7 +31,7 @@ async fn o02_a_name_that_was_raised_grants_above(bench: Bench) -> Outcome {
     assert!(stands >= reached, "asked for {reached:?}, {stands:?} stands");
     let again = backend.raise_fence(&call, &name, held.fence).await?;
     assert!(again >= reached, "a lower number lowered the floor to {again:?}");
-    assert_eq!(bench.holder(&name).await, Some(held.owner), "a raise changed the holder");
+    assert_eq!(bench.holder(&name).await, Some(held.owner.digest()), "a raise changed the holder");
     let held = alice.renew(&held).await?;
     assert_eq!(alice.release(&held).await?, Released::Now, "a raise ended the lease");
     let next = alice.try_acquire(&name).await?;

@@ -20,7 +20,11 @@ async fn n01_names_up_to_the_limit_work_and_longer_ones_are_refused(bench: Bench
     let longest = LockName::parse(&format!("{:x}{}", bench.stage.seed, "x".repeat(512))[..512])?;
     for name in [longest, LockName::from_segments(vec!["s"; 8])?, LockName::parse("q")?] {
         let lease = alice.try_acquire(&name).await?;
-        assert_eq!(bench.holder(&name).await, Some(lease.owner), "{name:?} is not found by a second road");
+        assert_eq!(
+            bench.holder(&name).await,
+            Some(lease.owner.digest()),
+            "{name:?} is not found by a second road"
+        );
         assert_eq!(alice.release(&lease).await?, Released::Now);
     }
     let locks = bench.locks("bob", |_| {}).await;
@@ -58,7 +62,7 @@ async fn n02_hostile_names_do_not_meet(bench: Bench) -> Outcome {
     for lease in &leases {
         assert_eq!(
             bench.holder(&lease.name).await,
-            Some(lease.owner),
+            Some(lease.owner.digest()),
             "{:?} has another's holder",
             lease.name
         );
@@ -72,9 +76,8 @@ async fn n02_hostile_names_do_not_meet(bench: Bench) -> Outcome {
 /// The same name in two namespaces is two locks.
 async fn n03_namespaces_do_not_meet(bench: Bench) -> Outcome {
     let name = bench.fresh_name();
-    let tag = format!("{:x}", bench.stage.seed & 0xffff_ffff);
-    let one = bench.locks("one", |o| o.namespace = format!("one-{tag}")).await;
-    let two = bench.locks("two", |o| o.namespace = format!("two-{tag}")).await;
+    let one = bench.locks("one", |o| o.namespace = bench.namespace_beside("one")).await;
+    let two = bench.locks("two", |o| o.namespace = bench.namespace_beside("two")).await;
     // Each namespace is a world of its own; the history knows only names.
     bench.judge(|rules| {
         rules

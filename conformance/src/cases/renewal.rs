@@ -16,7 +16,7 @@ cases![
     f05_nothing_renews_what_has_ended,
     f06_a_second_lease_is_renewed_after_a_loss,
     f07_a_renewal_after_a_takeover_is_refused,
-    f08_a_renewal_never_creates,
+    f08_a_renewal_never_creates[Removal],
     f09_a_renewal_never_shortens,
     f09_a_renewal_that_races_a_release_leaves_nothing,
     f10_a_hold_limit_ends_renewals,

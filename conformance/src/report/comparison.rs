@@ -23,6 +23,9 @@ pub struct Comparison {
     pub version: u32,
     /// The version of the suite that wrote it.
     pub suite: &'static str,
+    /// Which program wrote it, for the texts.
+    #[serde(skip)]
+    pub by: &'static str,
     /// The rows, in order.
     pub rows: &'static [Row],
     /// One for each lane.
@@ -93,10 +96,17 @@ impl Comparison {
             schema: Self::SCHEMA,
             version: Self::VERSION,
             suite: env!("CARGO_PKG_VERSION"),
+            by: "conformance report",
             rows: Row::ALL,
             backends: lanes.into_iter().map(Backend::new).collect(),
             kills: None,
         }
+    }
+
+    /// Names the program that wrote it, for the texts.
+    #[must_use]
+    pub fn written_by(self, program: &'static str) -> Self {
+        Self { by: program, ..self }
     }
 
     /// Returns the text of `report.json`.

@@ -89,11 +89,14 @@ impl Golden {
         Ok(Self { path: path.into(), ..golden })
     }
 
-    /// Reads the text of a golden copy.
+    /// Reads the text of a golden copy, a page or lines.
     ///
     /// # Errors
     /// The mark is missing, or a line of a table cannot be read.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if Self::is_in_lines(text) {
+            return Self::parse_lines(text);
+        }
         let mut golden = Self::default();
         let (mut topic, mut header, mut marked) = (None, Vec::new(), false);
         for (number, line) in text.lines().enumerate() {
@@ -135,6 +138,29 @@ impl Golden {
             }
         }
         if marked { Ok(golden) } else { Err(format!("the line {:?} is missing", Self::MARK)) }
+    }
+
+    /// Lists the cells: column, topic, case, verdict.
+    pub(super) fn cells(&self) -> impl Iterator<Item = (&str, &str, &str, &Verdict)> {
+        self.cases.iter().flat_map(|entry| {
+            entry.verdicts.iter().map(|(column, verdict)| (&**column, &*entry.topic, &*entry.name, verdict))
+        })
+    }
+
+    pub(super) fn set(&mut self, column: &str, topic: &str, name: &str, verdict: Verdict) {
+        if !self.columns.iter().any(|known| known == column) {
+            self.columns.push(column.to_owned());
+        }
+        let known = self.cases.iter().position(|entry| entry.topic == topic && entry.name == name);
+        let at = known.unwrap_or_else(|| {
+            self.cases.push(Entry { topic: topic.into(), name: name.into(), verdicts: BTreeMap::new() });
+            self.cases.len() - 1
+        });
+        self.cases[at].verdicts.insert(column.to_owned(), verdict);
+    }
+
+    pub(super) fn retain(&mut self, keeps: impl Fn(&str, &str) -> bool) {
+        self.cases.retain(|entry| keeps(&entry.topic, &entry.name));
     }
 
     /// Returns the columns, in their order.

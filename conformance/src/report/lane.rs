@@ -232,7 +232,10 @@ impl Lane {
     }
 
     /// Writes the file of this profile into a folder, whole or not at all.
-    pub(crate) fn write(&self, folder: &Path) -> io::Result<PathBuf> {
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(folder)?;
         let path = Self::path(folder, &self.profile);
         let half = path.with_extension("half");

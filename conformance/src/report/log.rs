@@ -31,9 +31,14 @@ pub(crate) struct About {
     ttl: Duration,
     virtual_time: bool,
     embedded: bool,
+    foreign: bool,
 }
 
 impl About {
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
     pub(crate) async fn ask(service: &dyn Service, capabilities: &Capabilities) -> Self {
         Self {
             capabilities: capabilities.clone(),
@@ -41,6 +46,7 @@ impl About {
             ttl: service.ttl(),
             virtual_time: service.virtual_time(),
             embedded: service.embedded(),
+            foreign: service.foreign(),
         }
     }
 }
@@ -107,7 +113,7 @@ impl Seen {
 /// Collects what becomes of the cases of one lane.
 #[derive(Debug)]
 pub(crate) struct Log {
-    profile: &'static str,
+    profile: Arc<str>,
     about: Option<About>,
     /// The command line did not choose among the cases.
     whole: bool,
@@ -118,49 +124,68 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    pub(crate) fn begin(profile: &'static str, about: Option<About>, arguments: &Arguments) -> Arc<Self> {
+    pub(crate) fn begin(profile: &Arc<str>, about: Option<About>, arguments: &Arguments) -> Arc<Self> {
         let a = arguments;
         let chosen = a.filter.is_some() || !a.skip.is_empty() || a.ignored || a.include_ignored || a.bench;
-        let log = Self {
-            profile,
-            about,
-            whole: !chosen && !a.list,
-            list: a.list,
-            date: SystemTime::now(),
-            began: Instant::now(),
-            cases: Mutex::default(),
-        };
+        let log = Self { whole: !chosen && !a.list, list: a.list, ..Self::of(profile, about) };
         if log.whole {
             // A lane that is killed half way leaves nothing rather than the results of another day.
-            let _ = std::fs::remove_file(Lane::path(&folder().join("results"), profile));
+            let _ = std::fs::remove_file(Lane::path(&folder().join("results"), &log.profile));
         }
         Arc::new(log)
     }
 
-    /// Notes a case that lacks something; returns the word for it.
-    pub(crate) fn left_out(&self, case: &Case, need: Need) -> &'static str {
-        let by_design =
-            self.about.as_ref().is_some_and(|about| need.by_design(&about.capabilities, about.embedded));
-        let verdict = if by_design { Verdict::NotApplicable } else { Verdict::NotRun };
-        let word = verdict.word();
-        self.note(CaseRun { reason: Some(need.missing().into()), ..run(case, verdict) });
-        word
+    /// Begins a lane that is no test: nothing is written, and nothing compared.
+    pub(crate) fn apart(profile: &Arc<str>, about: About) -> Self {
+        Self::of(profile, Some(about))
     }
 
-    /// Notes a case that was played.
-    pub(crate) fn played(&self, case: &Case, played: &Played, took: Duration) {
+    fn of(profile: &Arc<str>, about: Option<About>) -> Self {
+        Self {
+            profile: profile.clone(),
+            about,
+            whole: false,
+            list: false,
+            date: SystemTime::now(),
+            began: Instant::now(),
+            cases: Mutex::default(),
+        }
+    }
+
+    /// Notes a case that lacks something; returns the word for it, and what it lacks.
+    pub(crate) fn lacking(&self, case: &Case, need: Need) -> (&'static str, &'static str) {
+        let about = self.about.as_ref();
+        let by_design = about.is_some_and(|about| need.by_design(&about.capabilities, about.embedded));
+        let verdict = if by_design { Verdict::NotApplicable } else { Verdict::NotRun };
+        let (word, why) =
+            (verdict.word(), need.missing(!by_design && about.is_some_and(|about| about.foreign)));
+        self.note(CaseRun { reason: Some(why.into()), ..run(case, verdict) });
+        (word, why)
+    }
+
+    /// Notes a case that somebody chose to leave out.
+    pub(crate) fn left_out(&self, case: &Case, why: &str) {
+        self.note(CaseRun { reason: Some(why.into()), ..run(case, Verdict::NotRun) });
+    }
+
+    /// Notes a case that was played, and returns the note.
+    pub(crate) fn played(&self, case: &Case, played: &Played, took: Duration) -> CaseRun {
         let expected = played.seen.as_ref().map_or(Verdict::Holds, Seen::expected);
         let verdict = if played.failure.is_some() { Verdict::Fails } else { expected.clone() };
         let seen = played.seen.clone();
-        self.note(CaseRun {
+        let run = CaseRun {
             expected: expected.to_string(),
-            reason: played.failure.clone(),
+            reason: played.failure.clone().or_else(|| {
+                played.earlier.as_ref().map(|said| format!("as expected when played again; at first: {said}"))
+            }),
             seconds: milliseconds(took) / 1000.0,
             measures: seen.as_ref().map(|seen| seen.measures.clone()).unwrap_or_default(),
             evidence: seen.as_ref().map(|seen| seen.evidence.clone()).unwrap_or_default(),
             history: seen.and_then(|seen| seen.history),
             ..run(case, verdict)
-        });
+        };
+        self.note(run.clone());
+        run
     }
 
     fn note(&self, run: CaseRun) {
@@ -170,13 +195,13 @@ impl Log {
     /// Writes the results and compares them with the golden copy; returns the exit status of the lane.
     pub(crate) fn end(&self, conclusion: &Conclusion, seed: u64) -> ExitCode {
         let status = conclusion.exit_code();
-        let Some(about) = self.about.as_ref().filter(|_| self.whole) else {
+        if !self.whole || self.about.is_none() {
             if !self.list && self.about.is_some() {
                 say(&format!("{}: some cases were chosen, so no results are written", self.profile));
             }
             return status;
-        };
-        let lane = self.lane(about, seed);
+        }
+        let lane = self.lane(seed);
         match lane.write(&folder().join("results")) {
             Ok(path) => say(&format!("{}: results in {}", self.profile, path.display())),
             Err(error) => say(&format!("{}: results could not be written: {error}", self.profile)),
@@ -197,7 +222,9 @@ impl Log {
         }
     }
 
-    fn lane(&self, about: &About, seed: u64) -> Lane {
+    /// Sums up; nothing is known of a store that did not start.
+    pub(crate) fn lane(&self, seed: u64) -> Lane {
+        let about = self.about.as_ref();
         let mut runs = self.cases.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let place = |run: &CaseRun| cases::all().position(|case| case.name() == run.name);
         runs.sort_by_key(place);
@@ -205,15 +232,15 @@ impl Log {
             schema: Lane::SCHEMA.into(),
             version: Lane::VERSION,
             suite: env!("CARGO_PKG_VERSION").into(),
-            profile: self.profile.into(),
-            server: about.server.clone(),
-            column: column(self.profile, about.server.as_deref()),
+            profile: self.profile.to_string(),
+            server: about.and_then(|about| about.server.clone()),
+            column: column(&self.profile, about.and_then(|about| about.server.as_deref())),
             date: humantime::format_rfc3339_seconds(self.date).to_string(),
             seed,
             seconds: milliseconds(self.began.elapsed()) / 1000.0,
-            ttl_ms: milliseconds(about.ttl),
-            virtual_time: about.virtual_time,
-            promises: Promises::of(&about.capabilities),
+            ttl_ms: about.map_or(0.0, |about| milliseconds(about.ttl)),
+            virtual_time: about.is_some_and(|about| about.virtual_time),
+            promises: about.map(|about| Promises::of(&about.capabilities)).unwrap_or_default(),
             cases: runs,
         }
     }

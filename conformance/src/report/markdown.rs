@@ -8,7 +8,11 @@ impl Comparison {
     /// Returns the text of `SEMANTICS.md`: the comparison first, then case by case.
     pub fn to_markdown(&self) -> String {
         let mut text = String::from("# What each store promises, as this run saw it\n\n");
-        text += "Written by `conformance report`. The reviewed verdicts, without numbers, are in `docs/SEMANTICS.md`.\n\n";
+        let _ = writeln!(
+            text,
+            "Written by `{}`. The reviewed verdicts, without numbers, are in `docs/SEMANTICS.md`.\n",
+            self.by
+        );
         let columns: Vec<&str> = self.backends.iter().map(|backend| backend.lane.column.as_str()).collect();
         let rule = "|---".repeat(columns.len() + 1);
         let _ = writeln!(text, "| | {} |\n{rule}|", columns.join(" | "));

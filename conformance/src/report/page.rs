@@ -51,10 +51,10 @@ impl Comparison {
         page += "</main>\n";
         let _ = writeln!(
             page,
-            "<footer><p>Written by <code>conformance report</code>, suite {}. The same for programs is in \
+            "<footer><p>Written by <code>{}</code>, suite {}. The same for programs is in \
              <a href=\"report.json\">report.json</a> and <a href=\"junit.xml\">junit.xml</a>, as text in \
              <a href=\"SEMANTICS.md\">SEMANTICS.md</a>.</p></footer>",
-            self.suite
+            self.by, self.suite
         );
         let _ = writeln!(page, "<script>\n{SCRIPT}</script>\n</body>\n</html>");
         page

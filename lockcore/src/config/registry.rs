@@ -1,12 +1,12 @@
 //! Which families of stores a process can reach.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
 use super::{BackendConfig, listed};
 use crate::{
-    backend::LockBackend,
+    backend::{BootClock, Call, LockBackend},
     error::{Error, ErrorKind, Result, Verb},
 };
 
@@ -26,6 +26,15 @@ pub trait Connector: Send + Sync + 'static {
 
     /// Connects; an unknown option is `Misconfigured` and named.
     async fn connect(&self, config: &BackendConfig) -> Result<Arc<dyn LockBackend>>;
+
+    /// Removes every record of the call's namespace, fences included, and says how many there were. Only for a
+    /// [scratch](Call::scratch) namespace that nobody uses any more. Idempotent. Body: `Unsupported`.
+    ///
+    /// # Errors
+    /// `Invalid`: the namespace is not for scratch. `Unknown`, `Unavailable`: some may be left; asking again is safe.
+    async fn sweep(&self, _config: &BackendConfig, _call: &Call) -> Result<u64> {
+        Err(Error::new(ErrorKind::Unsupported, "this kind of store is not swept by program"))
+    }
 }
 
 /// The connectors that an application compiles in. Starts empty; nothing is global.
@@ -75,6 +84,17 @@ impl Registry {
         let (scheme, connector) = self.find(config.url.scheme())?;
         connector.check(config)?;
         connector.connect(config).await.map_err(|error| error.about(Verb::Connect, None, scheme))
+    }
+
+    /// Removes every record of a namespace that begins with `scratch-`, fences included; says how many there were.
+    ///
+    /// # Errors
+    /// As [`Connector::sweep`].
+    pub async fn sweep(&self, config: &BackendConfig, namespace: &str, budget: Duration) -> Result<u64> {
+        let (scheme, connector) = self.find(config.url.scheme())?;
+        let call = Call::for_tests(Arc::new(BootClock), budget).in_namespace(namespace)?;
+        call.scratch()?;
+        connector.sweep(config, &call).await.map_err(|error| error.about(Verb::List, None, scheme))
     }
 
     pub(super) fn scheme(&self, scheme: &str) -> Result<&'static str> {

@@ -1,0 +1,83 @@
+//! `doctor`: what a look at the stores finds, and what it costs the levels.
+
+use std::{fs, net::TcpListener};
+
+mod stage;
+use stage::{Actor, Stage, redis::Redis};
+
+#[test]
+fn a_store_that_is_named_is_looked_at_alone() {
+    let stage = Stage::new();
+    let answer = stage.ask(&["doctor"]);
+    assert_eq!((answer.code, &*answer.stderr), (0, ""), "{answer:?}");
+    for part in [&*stage.url(), "SQLite 3.", "single-server store"] {
+        assert!(answer.stdout.contains(part), "{part:?} is not in {answer:?}");
+    }
+    let whole = stage.ask(&["doctor", "--json"]).json();
+    assert_eq!((&whole["schema"], &whole["code"]), (&"lockctl/doctor/1".into(), &0.into()));
+    let store = &whole["stores"][0];
+    assert_eq!(store["store"], stage.url());
+    assert_eq!(store["promises"]["consistency"], "single-server");
+    assert!(store["findings"].is_array() && store["levels"] == serde_json::json!([]), "{store}");
+}
+
+#[test]
+fn a_finding_says_how_to_put_it_right() {
+    let Some(redis) = Redis::start() else { return };
+    let (stage, url) = (Stage::new(), redis.url());
+    let remedy = "set maxmemory-policy noeviction";
+    let before = stage.ask(&["doctor", "--store", &url]);
+    assert!(before.code == 0 && !before.stdout.contains(remedy), "{before:?}");
+    redis.ask("CONFIG SET maxmemory 100mb").unwrap();
+    redis.ask("CONFIG SET maxmemory-policy allkeys-lru").unwrap();
+    let answer = stage.ask(&["doctor", "--store", &url]);
+    assert_eq!((answer.code, &*answer.stderr), (0, ""), "{answer:?}");
+    assert!(answer.stdout.contains(remedy), "{answer:?}");
+    assert!(answer.stdout.contains("replicated store"), "the finding lowered nothing: {answer:?}");
+    let whole = stage.ask(&["doctor", "--json", "--store", &url]).json();
+    let store = &whole["stores"][0];
+    assert!(store["server"].as_str().is_some_and(|server| server.contains(' ')), "{store}");
+    let findings = store["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|finding| finding.as_str().unwrap().contains(remedy)), "{store}");
+    assert_eq!(redis.ask("DBSIZE").unwrap(), ":0\r\n", "a look left something");
+}
+
+#[test]
+fn every_store_of_the_file_is_looked_at_also_when_one_is_away() {
+    let stage = Stage::new();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let away = format!("redis://127.0.0.1:{port}");
+    let file = |critical: &str| {
+        let text = format!(
+            "namespace = \"shop\"\n[backend]\naway = \"{away}\"\nmain = \"{}\"\n[risk.efficiency]\nbackend = \"away\"\n\
+             [risk.guarded]\nbackend = \"main\"\nmax-hold = \"1h\"\n{critical}",
+            stage.url()
+        );
+        fs::write(stage.path("locks.toml"), text).unwrap();
+        // The option names the file, and nothing in the environment names a store.
+        |words: &[&str]| Actor::of(stage.bare(words)).end()
+    };
+    let answer = file("")(&["doctor", "-c", "locks.toml"]);
+    assert_eq!((answer.code, &*answer.stderr), (115, ""), "{answer:?}");
+    let lines: Vec<&str> = answer.stdout.lines().collect();
+    assert_eq!(lines[0], format!("away: {away}"));
+    assert!(lines[1].starts_with("  unreachable "), "{answer:?}");
+    assert!(answer.stdout.contains("guarded: kept"), "{answer:?}");
+
+    // One file on one machine is no majority.
+    let critical = "[risk.critical]\nbackend = \"main\"\nttl = \"15s\"\nmax-hold = \"10m\"\n";
+    let ask = file(critical);
+    let answer = ask(&["doctor", "-c", "locks.toml"]);
+    assert_eq!(answer.code, 116, "{answer:?}");
+    assert!(answer.stdout.contains("critical: not kept: consistency: needs Linearizable"), "{answer:?}");
+    let whole = ask(&["doctor", "-c", "locks.toml", "--json"]).json();
+    let stores = whole["stores"].as_array().unwrap();
+    assert_eq!(stores.len(), 2);
+    assert!(stores[0]["error"].is_string() && stores[0]["levels"][0]["kept"].is_null(), "{whole}");
+    let level = |name: &str| {
+        let levels = stores[1]["levels"].as_array().unwrap();
+        levels.iter().find(|level| level["level"] == name).unwrap()["kept"].clone()
+    };
+    assert_eq!((level("guarded"), level("critical")), (true.into(), false.into()));
+    ask(&["doctor", "-c", "missing.toml"]).says(125, "missing.toml");
+}
