@@ -94,6 +94,8 @@ impl Suite {
         let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
         let log = Log::begin(self.profile, about, &arguments);
+        // Histories of several versions are kept side by side; once a run.
+        let column: &'static str = log.column().leak();
         let mut missing: Vec<(&'static str, &'static str, usize)> = Vec::new();
         let trials = cases::all()
             .map(|case| {
@@ -110,10 +112,10 @@ impl Suite {
                     Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
                     _ => self.start.clone(),
                 };
-                let (profile, log) = (self.profile, log.clone());
+                let log = log.clone();
                 Trial::test(name, move || {
                     let began = std::time::Instant::now();
-                    let played = play_patiently(profile, case, start, virtual_time);
+                    let played = play_patiently(column, case, start, virtual_time);
                     log.played(case, &played, began.elapsed());
                     played.failure.map_or(Ok(()), |failure| Err(Failed::from(failure)))
                 })
@@ -228,13 +230,13 @@ fn seed() -> u64 {
 }
 
 /// Plays a case; a case that only a stall of the machine spoilt is played again, twice at most.
-fn play_patiently(profile: &'static str, case: &'static Case, start: Start, virtual_time: bool) -> Played {
-    let mut played = play(profile, case, start.clone(), virtual_time, seed());
+fn play_patiently(column: &'static str, case: &'static Case, start: Start, virtual_time: bool) -> Played {
+    let mut played = play(column, case, start.clone(), virtual_time, seed());
     for _ in 0..2 {
         if !played.inconclusive {
             break;
         }
-        played = play(profile, case, start.clone(), virtual_time, seed());
+        played = play(column, case, start.clone(), virtual_time, seed());
     }
     if played.inconclusive {
         played.failure.get_or_insert_with(|| "inconclusive three times: the machine stalls".into());
@@ -244,13 +246,13 @@ fn play_patiently(profile: &'static str, case: &'static Case, start: Start, virt
 
 /// Plays one case once: body, then checker.
 pub(crate) fn play(
-    profile: &'static str,
+    column: &'static str,
     case: &'static Case,
     start: Start,
     virtual_time: bool,
     seed: u64,
 ) -> Played {
-    let name = format!("{profile}::{}::{}", case.topic(), case.name());
+    let name = format!("{column}::{}::{}", case.topic(), case.name());
     // The case's own seed: the same for the same run seed, and different from its neighbours'.
     let seed =
         case.name().bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
@@ -326,7 +328,7 @@ fn judge(name: &str, bench: &Bench, mut failure: Option<String>, refused: bool) 
 /// Keeps a history for people and for `conformance check`; returns where, or why not.
 fn keep(name: &str, history: History) -> Result<std::path::PathBuf, String> {
     let directory = kept_in();
-    let path = directory.join(format!("{}.jsonl", name.replace("::", "-")));
+    let path = directory.join(format!("{}.jsonl", name.replace("::", "-").replace('/', "@")));
     std::fs::create_dir_all(&directory).map_err(|e| e.to_string())?;
     history.write(&path).map_err(|e| e.to_string())?;
     Ok(path)

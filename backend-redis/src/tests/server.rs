@@ -311,7 +311,7 @@ impl Server {
 }
 
 /// Says whether `LOCK_TEST_SKIP`, a list with commas, names Redis; the test then says that it did not run.
-fn is_skipped() -> bool {
+pub(crate) fn is_skipped() -> bool {
     let skipped =
         std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|store| store == "redis"));
     if skipped {

@@ -151,7 +151,7 @@ impl Server {
 
 /// Says whether `LOCK_TEST_SKIP` names zookeeper; the test then says that it did not run. A missing server is a failure
 /// that names the line that installs it.
-fn is_skipped() -> bool {
+pub(crate) fn is_skipped() -> bool {
     let skipped = std::env::var("LOCK_TEST_SKIP")
         .is_ok_and(|list| list.split(',').any(|s| s == "zookeeper" || s == "zk"));
     if skipped {

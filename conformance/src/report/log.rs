@@ -132,9 +132,16 @@ impl Log {
         };
         if log.whole {
             // A lane that is killed half way leaves nothing rather than the results of another day.
+            let _ = std::fs::remove_file(Lane::path(&folder().join("results"), &log.column()));
+            // Of another day, or of a suite that kept one version only.
             let _ = std::fs::remove_file(Lane::path(&folder().join("results"), profile));
         }
         Arc::new(log)
+    }
+
+    /// Names the column that the results belong to.
+    pub(crate) fn column(&self) -> String {
+        column(self.profile, self.about.as_ref().and_then(|about| about.server.as_deref()))
     }
 
     /// Notes a case that lacks something; returns the word for it.
@@ -207,7 +214,7 @@ impl Log {
             suite: env!("CARGO_PKG_VERSION").into(),
             profile: self.profile.into(),
             server: about.server.clone(),
-            column: column(self.profile, about.server.as_deref()),
+            column: self.column(),
             date: humantime::format_rfc3339_seconds(self.date).to_string(),
             seed,
             seconds: milliseconds(self.began.elapsed()) / 1000.0,
