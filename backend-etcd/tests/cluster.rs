@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::*;
+use common::{Member, *};
 use lockcore::backend::*;
 use lockcore_etcd::{EtcdBackend, Renewal};
 use rustix::process::Signal;

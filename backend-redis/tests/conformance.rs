@@ -1,7 +1,7 @@
 //! Redis of the test's own under the suite, in every set-up: one a run, a namespace of its own for each case.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs},
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
@@ -10,7 +10,7 @@ use lockcore::{
     LockName,
     backend::{LockBackend, Owner, OwnerDigest, async_trait},
 };
-use lockcore_conformance::{Servers, Service, Suite};
+use lockcore_conformance::{Servers, Service, Suite, programs::Provider};
 use lockcore_redis::{RedisBackend, RedisConfig, RedlockBackend, RedlockConfig};
 use rustix::process::Signal;
 
@@ -18,22 +18,51 @@ use rustix::process::Signal;
 #[allow(dead_code, unreachable_pub)]
 mod server;
 
-use server::{ClusterOf, Fleet, Server};
+use server::{ClusterOf, Fleet, REDIS, Server, is_skipped};
 
 /// How a set-up is reached by the code under test, and past it.
 #[derive(Clone)]
 struct Store {
     url: String,
-    /// The servers that may have a lock.
-    ports: Vec<u16>,
+    /// The servers that may have a lock, as the address has them.
+    hosts: String,
+    /// Where these are.
+    servers: Vec<SocketAddr>,
+    /// Name and password with their `@`, if the address has them.
+    login: String,
     /// On so many of them it is held.
     majority: usize,
     namespace: OnceLock<String>,
 }
 
 impl Store {
-    fn new(url: String, ports: Vec<u16>, majority: usize) -> Self {
-        Self { url, ports, majority, namespace: OnceLock::new() }
+    fn new(url: String) -> Self {
+        let (scheme, rest) = url.split_once("://").expect("an address with a scheme");
+        let place = rest.split(['/', '?']).next().unwrap_or_default();
+        let (login, hosts) = place
+            .rsplit_once('@')
+            .map_or(("", place), |(_, hosts)| place.split_at(place.len() - hosts.len()));
+        let resolve = |host: &str| {
+            let host = if host.contains(':') { host.to_owned() } else { format!("{host}:6379") };
+            let mut found = host.to_socket_addrs().unwrap_or_else(|error| panic!("{host}: {error}"));
+            found.next().unwrap_or_else(|| panic!("{host} has no address"))
+        };
+        let servers: Vec<SocketAddr> = hosts.split(',').map(resolve).collect();
+        let majority = if scheme == "redlock" { servers.len() / 2 + 1 } else { 1 };
+        let (login, hosts) = (login.to_owned(), hosts.to_owned());
+        Self { url, hosts, servers, login, majority, namespace: OnceLock::new() }
+    }
+
+    /// Returns the set-up that an address means, with the server's own name.
+    async fn profile(&self) -> &'static str {
+        let valkey = self.version().await.is_some_and(|version| version.starts_with("Valkey"));
+        let set_up = match self.url.split("://").next() {
+            Some("redlock" | "redlocks") => "redlock",
+            Some(scheme) if scheme.contains("cluster") => "cluster",
+            _ if self.url.contains("wait-replicas=") => "replicated",
+            _ => "single",
+        };
+        format!("{}-{set_up}", if valkey { "valkey" } else { "redis" }).leak()
     }
 
     /// The second road: the key itself, by the shape that the crate's README gives.
@@ -44,16 +73,17 @@ impl Store {
 
     /// Asks every server; one that does not decide about the key has nothing to say.
     fn raw<T: redis::FromRedisValue>(&self, command: &str, key: &str) -> Vec<T> {
-        let ask = |port: &u16| {
-            let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).expect("a plain address");
+        let ask = |server: &SocketAddr| {
+            let client =
+                redis::Client::open(format!("redis://{}{server}/", self.login)).expect("a plain address");
             let mut connection = client.get_connection().expect("the server answers");
             match redis::cmd(command).arg(key).query(&mut connection) {
                 Ok(answer) => Some(answer),
                 Err(error) if error.code() == Some("MOVED") => None,
-                Err(error) => panic!("the server on port {port} answers: {error}"),
+                Err(error) => panic!("the server {server} answers: {error}"),
             }
         };
-        self.ports.iter().filter_map(ask).collect()
+        self.servers.iter().filter_map(ask).collect()
     }
 }
 
@@ -68,13 +98,12 @@ impl Service for Store {
         if self.url.starts_with("redis+cluster:") {
             return Vec::new();
         }
-        self.ports.iter().map(|port| ([127, 0, 0, 1], *port).into()).collect()
+        self.servers.clone()
     }
 
     async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
-        let there = list(&self.ports);
-        let through: Vec<u16> = addresses.iter().map(SocketAddr::port).collect();
-        connect(self.url.replace(&there, &list(&through))).await
+        let through: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        connect(self.url.replace(&self.hosts, &through.join(","))).await
     }
 
     async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
@@ -118,7 +147,7 @@ impl Own {
             servers.push(Server::with(options).await.expect("Redis is not skipped: the suite runs"));
         }
         let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
-        let store = Store::new(url(&list(&ports)), ports, count / 2 + 1);
+        let store = Store::new(url(&list(&ports)));
         Self { store, servers: tokio::sync::Mutex::new(servers) }
     }
 }
@@ -126,7 +155,7 @@ impl Own {
 #[async_trait]
 impl Servers for Own {
     fn count(&self) -> usize {
-        self.store.ports.len()
+        self.store.servers.len()
     }
 
     async fn kill(&self, server: usize) {
@@ -199,9 +228,17 @@ fn list(ports: &[u16]) -> String {
     ports.iter().map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
 }
 
-/// Says whether the command line asks for this set-up: by its name, by a topic or a case of any, or by nothing.
+/// Says whether this set-up is asked for: by `LOCK_TEST_PROFILES`, a list with commas, and by the command line: by its name,
+/// by a topic or a case of any, or by nothing. What Valkey serves has Redis's set-ups.
 fn is_wanted(profile: &str) -> bool {
-    let filters: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let plain = |name: &str| name.replacen("valkey-", "redis-", 1);
+    if let Ok(list) = std::env::var("LOCK_TEST_PROFILES")
+        && !list.split(',').any(|name| plain(name) == profile)
+    {
+        return false;
+    }
+    let filters: Vec<String> =
+        std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).map(|arg| plain(&arg)).collect();
     let names = |filter: &String| filter.starts_with(profile) || !filter.starts_with("redis-");
     filters.is_empty() || filters.iter().any(names)
 }
@@ -211,27 +248,36 @@ fn main() -> ExitCode {
     if let Some(code) = lockcore_conformance::child_main(connect) {
         return code;
     }
+    if is_skipped() {
+        return ExitCode::SUCCESS;
+    }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime can be made");
     let mut failed = false;
-    let suite = |profile: &'static str, store: Store| Suite::new(profile, async move || store.clone());
+    let suite = |store: Store| {
+        let profile = runtime.block_on(store.profile());
+        Suite::new(profile, async move || store.clone())
+    };
     let mut play = |suite: Suite| failed |= suite.main() != ExitCode::SUCCESS;
+    if let Provider::External(url) = REDIS.provider() {
+        play(suite(Store::new(url)));
+        return if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+    }
     // Each set-up ends before the next begins: the machine is small.
     if is_wanted("redis-single") {
         let Some(server) = runtime.block_on(Server::start()) else { return ExitCode::SUCCESS };
-        let url = format!("redis://{}", list(&[server.port]));
-        let suite = suite("redis-single", Store::new(url, vec![server.port], 1));
+        let suite = suite(Store::new(format!("redis://{}", list(&[server.port]))));
         // Without a disk: a restart forgets.
         play(suite.own_servers(1, async || Own::start(1, &[], |list| format!("redis://{list}")).await));
     }
     if is_wanted("redis-replicated") {
         let Some(fleet) = runtime.block_on(Fleet::start(2, &[])) else { return ExitCode::SUCCESS };
         let url = format!("redis://{}?wait-replicas=majority", list(&[fleet.master.port]));
-        play(suite("redis-replicated", Store::new(url, vec![fleet.master.port], 1)));
+        play(suite(Store::new(url)));
     }
     if is_wanted("redis-cluster") {
         let Some(cluster) = runtime.block_on(ClusterOf::start(3, 0)) else { return ExitCode::SUCCESS };
         let ports: Vec<u16> = cluster.nodes.iter().map(|node| node.port).collect();
-        play(suite("redis-cluster", Store::new(format!("redis+cluster://{}", list(&ports)), ports, 1)));
+        play(suite(Store::new(format!("redis+cluster://{}", list(&ports)))));
     }
     if is_wanted("redis-redlock") {
         let mut servers = Vec::new();
@@ -240,7 +286,7 @@ fn main() -> ExitCode {
             servers.push(server);
         }
         let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
-        let suite = suite("redis-redlock", Store::new(format!("redlock://{}", list(&ports)), ports, 2));
+        let suite = suite(Store::new(format!("redlock://{}", list(&ports))));
         // With a disk: a server that forgets is a test of the crate's own.
         let durable = ["--appendonly", "yes", "--appendfsync", "always"];
         play(

@@ -32,10 +32,13 @@
 pub mod bench;
 mod case;
 mod cases;
+#[cfg(feature = "containers")]
+mod containers;
 pub mod faultline;
 pub mod history;
 mod memory;
 mod mutants;
+pub mod programs;
 pub mod report;
 mod sabotage;
 mod simulated;

@@ -7,8 +7,8 @@ use std::{
 };
 
 use lockcore::{
-    LockName,
-    backend::{Capabilities, Clock, Consistency, FenceSource, LockBackend, Owner, WakeUp, async_trait},
+    LockName, OwnerDigest,
+    backend::{Capabilities, Clock, Consistency, FenceSource, LockBackend, WakeUp, async_trait},
 };
 
 use crate::{
@@ -144,7 +144,7 @@ impl Service for SimulatedService {
     async fn connect(&self) -> Arc<dyn LockBackend> {
         Arc::new(self.memory.store().clone().promising(|c| self.semantics.promises(c)))
     }
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<OwnerDigest> {
         self.memory.holder(name).await
     }
     async fn steal(&self, name: &LockName) {

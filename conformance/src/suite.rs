@@ -176,6 +176,8 @@ impl Suite {
         let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
         let log = Log::begin(&self.profile, about, &arguments);
+        // Histories of several versions are kept side by side.
+        let column: Arc<str> = log.column().into();
         let mut missing: Vec<(&'static str, &'static str, usize)> = Vec::new();
         let trials = cases::all()
             .map(|case| {
@@ -192,10 +194,10 @@ impl Suite {
                     Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
                     _ => self.start.clone(),
                 };
-                let (profile, log) = (self.profile.clone(), log.clone());
+                let (column, log) = (column.clone(), log.clone());
                 Trial::test(name, move || {
                     let began = std::time::Instant::now();
-                    let played = play_patiently(&profile, case, &start, virtual_time, &Manner::of_tests());
+                    let played = play_patiently(&column, case, &start, virtual_time, &Manner::of_tests());
                     log.played(case, &played, began.elapsed());
                     played.failure.map_or(Ok(()), |failure| Err(Failed::from(failure)))
                 })
@@ -527,7 +529,7 @@ fn judge(name: &str, bench: &Bench, mut failure: Option<String>, refused: bool, 
 
 /// Keeps a history for people and for `conformance check`; returns where, or why not.
 fn keep(folder: &Path, name: &str, history: History) -> Result<PathBuf, String> {
-    let path = folder.join(format!("{}.jsonl", name.replace("::", "-").replace(['/', '\\'], "-")));
+    let path = folder.join(format!("{}.jsonl", name.replace("::", "-").replace(['/', '\\'], "@")));
     std::fs::create_dir_all(folder).map_err(|e| e.to_string())?;
     history.write(&path).map_err(|e| e.to_string())?;
     Ok(path)

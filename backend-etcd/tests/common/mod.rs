@@ -5,22 +5,31 @@
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     sync::Arc,
     time::Duration,
 };
 
 use etcd_client::{Client, GetOptions};
 use lockcore::backend::*;
+use lockcore_conformance::programs::{Program, Provider, Running, answers};
 use lockcore_etcd::{EtcdBackend, EtcdConfig};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::Signal;
 
 /// Nothing here takes as long, on any machine.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(20);
 
-/// One member: a process, where it listens, what it keeps.
+pub(crate) const ETCD: Program = Program {
+    store: "etcd",
+    url: "LOCK_TEST_ETCD_URL",
+    is_here: || answers("etcd", "--version"),
+    install: "sudo apt-get install etcd-server etcd-client",
+    image: "lockcore/etcd:3.5",
+};
+
+/// One member: a server, where it listens, what it keeps.
 pub(crate) struct Member {
-    child: Child,
+    child: Running,
     name: String,
     pub(crate) url: String,
     pub(crate) peer: String,
@@ -29,17 +38,10 @@ pub(crate) struct Member {
     more: Vec<String>,
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 impl Member {
-    /// Starts one, which dies with the thread that started it, should the test be killed.
     fn spawn(name: &str, url: &str, peer: &str, cluster: &str, data: PathBuf, more: &[&str]) -> Self {
         let more: Vec<String> = more.iter().map(|&flag| flag.to_owned()).collect();
-        let child = process(name, url, peer, cluster, &data, &more);
+        let child = start(name, url, peer, cluster, &data, &more);
         let (name, url, peer) = (name.to_owned(), url.to_owned(), peer.to_owned());
         Self { child, name, url, peer, cluster: cluster.to_owned(), data, more }
     }
@@ -65,7 +67,7 @@ impl Member {
         let begun = std::time::Instant::now();
         let address = self.url.rsplit('/').next().unwrap().to_owned();
         while std::net::TcpStream::connect(&address).is_err() {
-            if self.child.try_wait().unwrap().is_some() {
+            if self.child.has_ended() {
                 return false;
             }
             assert!(begun.elapsed() < WATCHDOG, "{} does not listen", self.url);
@@ -76,22 +78,17 @@ impl Member {
     }
 
     pub(crate) fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.kill();
     }
 
     pub(crate) fn restart(&mut self) {
         self.kill();
-        self.child = process(&self.name, &self.url, &self.peer, &self.cluster, &self.data, &self.more);
+        self.child = start(&self.name, &self.url, &self.peer, &self.cluster, &self.data, &self.more);
     }
 
-    /// Sends a signal; a stop is awaited.
+    /// Stops it or lets it go on; a stop is awaited.
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).unwrap();
-        if signal == Signal::STOP {
-            waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
-        }
+        if signal == Signal::STOP { self.child.stop() } else { self.child.go_on() }
     }
 
     pub(crate) async fn admin(&self) -> Client {
@@ -320,14 +317,13 @@ pub(crate) fn is_skipped() -> bool {
         std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes()).unwrap();
         return true;
     }
-    for program in ["etcd", "etcdctl"] {
-        let mut ask = Command::new(program);
-        ask.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-        if let Err(error) = ask.status() {
-            panic!(
-                "{program}: {error}; run: sudo apt-get install etcd-server etcd-client (or set LOCK_TEST_SKIP=etcd)"
-            );
-        }
+    // `etcdctl` saves and restores the snapshots of tests whose servers are processes.
+    if ETCD.own_servers() == Provider::Process {
+        assert!(
+            answers("etcdctl", "version"),
+            "etcdctl is missing; run: {} (or set LOCK_TEST_SKIP=etcd)",
+            ETCD.install
+        );
     }
     false
 }
@@ -337,15 +333,8 @@ pub(crate) fn free() -> String {
     format!("http://127.0.0.1:{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
 }
 
-fn process(name: &str, url: &str, peer: &str, cluster: &str, data: &Path, more: &[String]) -> Child {
-    let mut command = match Command::new("setpriv").arg("--version").stdout(Stdio::null()).status() {
-        Ok(status) if status.success() => {
-            let mut command = Command::new("setpriv");
-            command.args(["--pdeathsig", "KILL", "etcd"]);
-            command
-        }
-        _ => Command::new("etcd"),
-    };
+fn start(name: &str, url: &str, peer: &str, cluster: &str, data: &Path, more: &[String]) -> Running {
+    let mut command = Command::new("etcd");
     command
         .args([
             "--name",
@@ -361,11 +350,9 @@ fn process(name: &str, url: &str, peer: &str, cluster: &str, data: &Path, more: 
         .args(["--initial-cluster", cluster])
         .arg("--data-dir")
         .arg(data)
-        .args(more)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("etcd is installed")
+        .args(more);
+    let folder = data.parent().expect("the data is in a folder of the test's own");
+    ETCD.spawn(&command, folder, Some(&folder.join(format!("{name}.log"))))
 }
 
 /// Waits until the cluster answers.

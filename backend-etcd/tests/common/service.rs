@@ -1,7 +1,7 @@
 //! What the suite needs of etcd: a connection, and a second road to the keys.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs},
     process::ExitCode,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -12,12 +12,12 @@ use lockcore::{
     LockName,
     backend::{LockBackend, Owner, OwnerDigest, async_trait},
 };
-use lockcore_conformance::{Servers, Service, Suite};
+use lockcore_conformance::{Servers, Service, Suite, programs::Provider};
 use lockcore_etcd::{EtcdBackend, EtcdConfig, Renewal};
 use rustix::process::Signal;
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::common::{Cluster, WATCHDOG, call};
+use super::common::{Cluster, ETCD, WATCHDOG, call, is_skipped};
 
 /// A cluster under the suite, in a namespace of its own for each case.
 pub(crate) struct Etcd {
@@ -102,7 +102,7 @@ impl Service for Etcd {
     }
 
     fn servers(&self) -> Vec<SocketAddr> {
-        let listens = |url: &String| url.rsplit('/').next()?.parse().ok();
+        let listens = |url: &String| url.rsplit('/').next()?.to_socket_addrs().ok()?.next();
         self.urls.iter().map(|url| listens(url).expect("a plain address")).collect()
     }
 
@@ -218,9 +218,26 @@ pub(crate) fn suite(profile: &'static str, size: usize) -> ExitCode {
     if let Some(code) = lockcore_conformance::child_main(connect) {
         return code;
     }
+    if is_skipped() {
+        return ExitCode::SUCCESS;
+    }
+    let profile = if by_swap() { "etcd-swap" } else { profile };
+    if let Provider::External(urls) = ETCD.provider() {
+        let urls: Vec<String> = urls.split(',').map(str::to_owned).collect();
+        if (urls.len() > 1) != (size > 1) {
+            return not_this_lane(profile, urls.len());
+        }
+        return Suite::new(profile, async move || Etcd::on(urls.clone())).main();
+    }
     let Some(cluster) = Cluster::start(size) else { return ExitCode::SUCCESS };
     let urls = cluster.urls();
-    let profile = if by_swap() { "etcd-swap" } else { profile };
     let suite = Suite::new(profile, async move || Etcd::on(urls.clone()));
     suite.own_servers(size, async move || Etcd::own(size).await).main()
+}
+
+/// Says that the address in the environment belongs to another lane.
+#[allow(clippy::print_stderr)]
+fn not_this_lane(profile: &str, servers: usize) -> ExitCode {
+    eprintln!("{profile}: not run: {} names {servers} of them", ETCD.url);
+    ExitCode::SUCCESS
 }

@@ -4,19 +4,29 @@ use std::{
     io::Write,
     net::TcpListener,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
+use lockcore_conformance::programs::{Program, Running, answers};
 use redis::{FromRedisValue, aio::MultiplexedConnection};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 /// Nothing here takes as long, on any machine.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(20);
 
+/// Redis, or Valkey: whatever `LOCK_REDIS_SERVER` or `LOCK_TEST_IMAGE` names.
+pub(crate) const REDIS: Program = Program {
+    store: "redis",
+    url: "LOCK_TEST_REDIS_URL",
+    is_here: || answers(&program(), "--version"),
+    install: "sudo apt-get install redis-server (or name a server in LOCK_REDIS_SERVER)",
+    image: "lockcore/redis:8.0",
+};
+
 #[derive(Debug)]
 pub(crate) struct Server {
-    process: Child,
+    process: Running,
     pub(crate) port: u16,
     options: Vec<String>,
     directory: tempfile::TempDir,
@@ -51,7 +61,7 @@ impl Server {
     async fn is_up(&mut self) -> bool {
         let begun = Instant::now();
         loop {
-            if self.process.try_wait().unwrap().is_some() {
+            if self.process.has_ended() {
                 return false;
             }
             assert!(begun.elapsed() < WATCHDOG, "the server on port {} does not answer", self.port);
@@ -72,16 +82,14 @@ impl Server {
 
     /// Ends the server at once, without a chance to save, and starts it again on the same port.
     pub(crate) async fn restart(&mut self) {
-        let _ = self.process.kill();
-        self.process.wait().unwrap();
+        self.process.kill();
         self.process = spawn(self.port, &self.directory, &self.options);
         assert!(self.is_up().await, "the server did not start again");
     }
 
     /// Ends the server at once, for good.
     pub(crate) fn kill(&mut self) {
-        let _ = self.process.kill();
-        self.process.wait().unwrap();
+        self.process.kill();
     }
 
     /// Starts a Sentinel that watches a master under the name `shop`.
@@ -98,8 +106,7 @@ impl Server {
     /// Ends the server at once, and starts it again so that each key takes so many microseconds to load; it still loads when
     /// this returns.
     pub(crate) async fn restart_loading(&mut self, microseconds: &str) {
-        let _ = self.process.kill();
-        self.process.wait().unwrap();
+        self.process.kill();
         let slow = ["--key-load-delay", microseconds, "--loading-process-events-interval-bytes", "1024"];
         let options: Vec<String> =
             self.options.iter().cloned().chain(slow.iter().map(|option| (*option).to_owned())).collect();
@@ -156,7 +163,7 @@ impl Server {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
+        if signal == Signal::STOP { self.process.stop() } else { self.process.go_on() }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -303,15 +310,8 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 /// Says whether `LOCK_TEST_SKIP`, a list with commas, names Redis; the test then says that it did not run.
-fn is_skipped() -> bool {
+pub(crate) fn is_skipped() -> bool {
     let skipped =
         std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|store| store == "redis"));
     if skipped {
@@ -323,33 +323,20 @@ fn is_skipped() -> bool {
     skipped
 }
 
-/// The program of the server. A missing one is a failure that names the line that installs it.
+/// The program of the server on this machine.
 fn program() -> String {
-    let program = std::env::var("LOCK_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into());
-    // Asked first, because `setpriv` below can be started without it.
-    if let Err(error) = Command::new(&program).arg("--version").stdout(Stdio::null()).status() {
-        panic!(
-            "{program}: {error}; run: sudo apt-get install redis-server (or name a server in LOCK_REDIS_SERVER, or set \
-             LOCK_TEST_SKIP=redis)"
-        );
-    }
-    program
+    std::env::var("LOCK_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
 }
 
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String]) -> Child {
-    let program = program();
-    // `setpriv` lets the server die with the thread that started it, should the test be killed.
-    let mut command = match Command::new("setpriv").arg("--version").stdout(Stdio::null()).status() {
-        Ok(status) if status.success() => {
-            let mut command = Command::new("setpriv");
-            command.args(["--pdeathsig", "KILL"]).arg(program);
-            command
-        }
-        _ => Command::new(program),
+fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String]) -> Running {
+    let mut command = match REDIS.image_in_use() {
+        Some(image) if image.contains("valkey") => Command::new("valkey-server"),
+        Some(_) => Command::new("redis-server"),
+        None => Command::new(program()),
     };
     // A Sentinel writes what it learns into the file that it was started with.
     if options.first().is_some_and(|option| option == "--sentinel") {
@@ -360,7 +347,8 @@ fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String]) -> Child 
             options[1..].join("\n")
         );
         std::fs::write(&file, lines).unwrap();
-        return command.arg(file).arg("--sentinel").stdout(Stdio::null()).spawn().unwrap();
+        command.arg(file).arg("--sentinel");
+        return REDIS.spawn(&command, directory.path(), None);
     }
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
@@ -368,8 +356,6 @@ fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String]) -> Child 
         .arg(directory.path().join("redis.sock"))
         .arg("--dir")
         .arg(directory.path())
-        .args(options)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
+        .args(options);
+    REDIS.spawn(&command, directory.path(), None)
 }

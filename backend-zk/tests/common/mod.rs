@@ -6,14 +6,15 @@ use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use lockcore::backend::*;
+use lockcore_conformance::programs::{Program, Provider, Running, answers};
 use lockcore_zk::{ZkBackend, ZkConfig};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::watch,
@@ -28,17 +29,22 @@ const CLASSES: &str = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar:/usr/sh
 /// Nothing here takes as long, on any machine.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 
+pub(crate) const ZOOKEEPER: Program = Program {
+    store: "zookeeper",
+    url: "LOCK_TEST_ZK_URL",
+    is_here: || {
+        let classes = std::env::var_os("LOCK_ZOOKEEPER_CLASSPATH").is_some();
+        (classes || Path::new("/usr/share/java/zookeeper.jar").exists()) && answers("java", "-version")
+    },
+    install: "sudo apt-get install zookeeper",
+    image: "lockcore/zookeeper:3.9",
+};
+
 /// One server; its end is this value's.
 pub(crate) struct Server {
-    child: Child,
+    child: Running,
     pub(crate) address: String,
     pub(crate) dir: tempfile::TempDir,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 impl Server {
@@ -53,7 +59,6 @@ impl Server {
         if is_skipped() {
             return None;
         }
-        assert_installed();
         let port = free_port();
         let dir = tempfile::tempdir().unwrap();
         let config = format!("clientPort={port}\n{}{more}", plain(dir.path()));
@@ -67,7 +72,7 @@ impl Server {
     fn wait(&mut self) {
         let begun = Instant::now();
         while !self.says("srvr").is_some_and(|said| said.contains("Mode:")) {
-            assert!(self.child.try_wait().unwrap().is_none(), "the server ended: {}", self.log());
+            assert!(!self.child.has_ended(), "the server ended: {}", self.log());
             assert!(begun.elapsed() < WATCHDOG, "the server does not answer: {}", self.log());
             // Between two looks at a process that is starting, not a wait for an effect.
             std::thread::sleep(Duration::from_millis(10));
@@ -75,7 +80,7 @@ impl Server {
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+        self.child.said() + &std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
     /// Asks by a four-letter word.
@@ -84,8 +89,7 @@ impl Server {
     }
 
     pub(crate) fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.kill();
     }
 
     pub(crate) fn restart(&mut self) {
@@ -103,7 +107,7 @@ impl Server {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        if signal == Signal::STOP { self.child.stop() } else { self.child.go_on() }
     }
 
     pub(crate) async fn admin(&self) -> Client {
@@ -147,8 +151,9 @@ impl Server {
 
 /// Says whether `LOCK_TEST_SKIP` names zookeeper; the test then says that it did not run. A missing server is a failure
 /// that names the line that installs it.
-fn is_skipped() -> bool {
-    let skipped = std::env::var("LOCK_TEST_SKIP").is_ok_and(|list| list.split(',').any(|s| s == "zookeeper"));
+pub(crate) fn is_skipped() -> bool {
+    let skipped = std::env::var("LOCK_TEST_SKIP")
+        .is_ok_and(|list| list.split(',').any(|s| s == "zookeeper" || s == "zk"));
     if skipped {
         let test = std::thread::current();
         let line = format!("not run: {}: LOCK_TEST_SKIP names zookeeper\n", test.name().unwrap_or("a test"));
@@ -156,16 +161,6 @@ fn is_skipped() -> bool {
         std::io::stderr().write_all(line.as_bytes()).unwrap();
     }
     skipped
-}
-
-fn assert_installed() {
-    let java = Command::new("java").arg("-version").stderr(Stdio::null()).status();
-    let classes = std::env::var_os("LOCK_ZOOKEEPER_CLASSPATH").is_some()
-        || Path::new("/usr/share/java/zookeeper.jar").exists();
-    assert!(
-        java.is_ok_and(|java| java.success()) && classes,
-        "there is no ZooKeeper; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zookeeper)"
-    );
 }
 
 pub(crate) fn free_port() -> u16 {
@@ -190,20 +185,26 @@ pub(crate) fn says(address: &str, word: &str) -> Option<String> {
     Some(said)
 }
 
-fn spawn(dir: &Path) -> Child {
-    let classes = std::env::var("LOCK_ZOOKEEPER_CLASSPATH").unwrap_or_else(|_| CLASSES.into());
-    let log = std::fs::File::create(dir.join("log")).unwrap();
-    // `setpriv` lets the server die with the thread that started it, should the test be killed.
-    Command::new("setpriv")
-        .args(["--pdeathsig", "KILL", "java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
-        .args(["-Xshare:auto", "-Dzookeeper.root.logger=WARN,CONSOLE", "-cp", &classes])
-        .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
-        .arg(dir.join("zoo.cfg"))
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .spawn()
-        .expect("setpriv is part of every Debian")
+fn spawn(dir: &Path) -> Running {
+    const SMALL: &str = "-Xmx96m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto";
+    let (config, log) = (dir.join("zoo.cfg"), dir.join("log"));
+    let mut command = match ZOOKEEPER.own_servers() {
+        Provider::Process => {
+            let classes = std::env::var("LOCK_ZOOKEEPER_CLASSPATH").unwrap_or_else(|_| CLASSES.into());
+            let mut command = Command::new("java");
+            command.args(SMALL.split(' ')).args(["-Dzookeeper.root.logger=WARN,CONSOLE", "-cp", &classes]);
+            command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain");
+            command
+        }
+        // Where the classes are is the image's affair.
+        _ => {
+            let mut command = Command::new("zkServer.sh");
+            command.arg("start-foreground").env("SERVER_JVMFLAGS", SMALL).env("ZOO_LOG_DIR", dir);
+            command
+        }
+    };
+    command.arg(config);
+    ZOOKEEPER.spawn(&command, dir, Some(&log))
 }
 
 /// Polls a probe, under a watchdog.
@@ -363,7 +364,6 @@ impl Ensemble {
         if is_skipped() {
             return None;
         }
-        assert_installed();
         let ports: Vec<[u16; 3]> = (0..size).map(|_| [free_port(), free_port(), free_port()]).collect();
         let mut members = String::new();
         for (n, [_, peer, election]) in ports.iter().enumerate() {
@@ -419,10 +419,7 @@ impl Ensemble {
     pub(crate) fn restart(&mut self, at: usize) {
         self.servers[at].kill();
         self.servers[at].child = spawn(self.servers[at].dir.path());
-        let up = self
-            .servers
-            .iter_mut()
-            .filter_map(|server| server.child.try_wait().ok()?.is_none().then_some(()));
+        let up = self.servers.iter_mut().filter_map(|server| (!server.child.has_ended()).then_some(()));
         if 2 * up.count() > self.servers.len() {
             self.servers[at].wait();
         }

@@ -1,7 +1,7 @@
 //! What the suite needs of ZooKeeper: a connection, a second road to the nodes, and power over the servers.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs},
     process::ExitCode,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -11,13 +11,13 @@ use lockcore::{
     LockName,
     backend::{LockBackend, Owner, OwnerDigest, async_trait},
 };
-use lockcore_conformance::{Servers, Service, Suite};
+use lockcore_conformance::{Servers, Service, Suite, programs::Provider};
 use lockcore_zk::{ZkBackend, ZkConfig};
 use rustix::process::Signal;
 use tokio::sync::Mutex;
 use zookeeper_client::Client;
 
-use super::common::{Ensemble, WATCHDOG, call, says};
+use super::common::{Ensemble, WATCHDOG, ZOOKEEPER, call, is_skipped, says};
 
 /// An ensemble under the suite, in a namespace of its own for each case.
 pub(crate) struct Zk {
@@ -123,7 +123,8 @@ impl Service for Zk {
     }
 
     fn servers(&self) -> Vec<SocketAddr> {
-        self.addresses.split(',').map(|address| address.parse().expect("a plain address")).collect()
+        let listens = |address: &str| address.to_socket_addrs().ok()?.next();
+        self.addresses.split(',').map(|address| listens(address).expect("a plain address")).collect()
     }
 
     async fn connect_through(&self, addresses: &[SocketAddr]) -> Arc<dyn LockBackend> {
@@ -197,6 +198,16 @@ pub(crate) fn suite(profile: &'static str, size: usize) -> ExitCode {
     if let Some(code) = lockcore_conformance::child_main(connect) {
         return code;
     }
+    if is_skipped() {
+        return ExitCode::SUCCESS;
+    }
+    if let Provider::External(addresses) = ZOOKEEPER.provider() {
+        let servers = addresses.split(',').count();
+        if (servers > 1) != (size > 1) {
+            return not_this_lane(profile, servers);
+        }
+        return Suite::new(profile, async move || Zk::on(addresses.clone())).main();
+    }
     let Some(ensemble) = Ensemble::start(size) else { return ExitCode::SUCCESS };
     let addresses = ensemble.addresses();
     Suite::new(profile, async move || Zk::on(addresses.clone()))
@@ -204,4 +215,11 @@ pub(crate) fn suite(profile: &'static str, size: usize) -> ExitCode {
             Zk::owning(Ensemble::start(size).expect("what could be started once can be started again"))
         })
         .main()
+}
+
+/// Says that the address in the environment belongs to another lane.
+#[allow(clippy::print_stderr)]
+fn not_this_lane(profile: &str, servers: usize) -> ExitCode {
+    eprintln!("{profile}: not run: {} names {servers} of them", ZOOKEEPER.url);
+    ExitCode::SUCCESS
 }

@@ -231,13 +231,13 @@ impl Lane {
         if lanes.is_empty() { Err(empty()) } else { Ok(lanes) }
     }
 
-    /// Writes the file of this profile into a folder, whole or not at all.
+    /// Writes the file of this column into a folder, whole or not at all.
     ///
     /// # Errors
     /// The file system's.
     pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
         fs::create_dir_all(folder)?;
-        let path = Self::path(folder, &self.profile);
+        let path = Self::path(folder, &self.column);
         let half = path.with_extension("half");
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
@@ -246,8 +246,9 @@ impl Lane {
         Ok(path)
     }
 
-    pub(crate) fn path(folder: &Path, profile: &str) -> PathBuf {
-        folder.join(format!("{}.json", profile.replace(['/', '\\', ':'], "-")))
+    /// Returns where the results of a column are: `redis-single@8.0.json`.
+    pub(crate) fn path(folder: &Path, column: &str) -> PathBuf {
+        folder.join(format!("{}.json", column.replace('/', "@").replace(['\\', ':'], "-")))
     }
 }
 

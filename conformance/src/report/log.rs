@@ -130,9 +130,16 @@ impl Log {
         let log = Self { whole: !chosen && !a.list, list: a.list, ..Self::of(profile, about) };
         if log.whole {
             // A lane that is killed half way leaves nothing rather than the results of another day.
-            let _ = std::fs::remove_file(Lane::path(&folder().join("results"), &log.profile));
+            let _ = std::fs::remove_file(Lane::path(&folder().join("results"), &log.column()));
+            // Of another day, or of a suite that kept one version only.
+            let _ = std::fs::remove_file(Lane::path(&folder().join("results"), profile));
         }
         Arc::new(log)
+    }
+
+    /// Names the column that the results belong to.
+    pub(crate) fn column(&self) -> String {
+        column(&self.profile, self.about.as_ref().and_then(|about| about.server.as_deref()))
     }
 
     /// Begins a lane that is no test: nothing is written, and nothing compared.
