@@ -6,7 +6,7 @@ mod wire;
 
 use std::{sync::Arc, time::Duration};
 
-use common::*;
+use common::{Member, *};
 use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, MemberAddOptions,
     Permission,

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use common::*;
+use common::{Member, *};
 use lockcore::backend::*;
 use lockcore_etcd::{EtcdBackend, EtcdConfig};
 

@@ -132,10 +132,11 @@ impl Service for BridgeService {
         bridge.preflight(&call).await.expect("both stores are there");
         Arc::new(bridge)
     }
-    async fn holder(&self, name: &LockName) -> Option<Owner> {
+    async fn holder(&self, name: &LockName) -> Option<lockcore::OwnerDigest> {
         // Half a record is nobody's lock.
         let now = self.clock.now();
-        self.new.holder(name, now).filter(|owner| self.old.holder(name, now) == Some(*owner))
+        let both = self.new.holder(name, now).filter(|owner| self.old.holder(name, now) == Some(*owner));
+        both.map(|owner| owner.digest())
     }
     async fn steal(&self, name: &LockName) {
         self.old.steal(name);
