@@ -190,6 +190,7 @@ impl LockBackend for EtcdBackend {
     }
 
     async fn resolve(&self, call: &Call, request: &AcquireRequest) -> Result<Resolution> {
+        let began = call.now();
         let space = Space::new(call.namespace());
         let (queue, key) = (space.queue(request.name()), space.place(request.name(), request.owner()));
         self.meet(call, &space).await?;
@@ -197,7 +198,9 @@ impl LockBackend for EtcdBackend {
             Some(id) => self.adopt(call, &key, id).await?,
             None => None,
         };
-        if let Some(place) = place {
+        if let Some(mut place) = place {
+            // Counted from before the first request of this call, not from its keep-alive alone: early, never late.
+            place.sent = place.sent.min(began);
             loop {
                 let look = self.look(call, &space, &queue, &key).await?;
                 if !look.is_first() {

@@ -1,4 +1,4 @@
-//! A backend in one file: what a third party writes, and what `tests/toy_backend.rs` runs the suite against.
+//! A backend in one file: what a third party writes, and what `tests/conformance_toy.rs` runs the suite against.
 //!
 //! One file a lock in a directory of the machine, changed under `flock`. It promises little and says so in its capabilities; what
 //! it does not promise, the suite asserts to be refused.
