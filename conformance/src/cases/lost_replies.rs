@@ -1,6 +1,9 @@
 //! Lost replies: three outcomes, and none of them is a guess.
 
-use lockcore::{ErrorKind, LostReason, Released, Verb, backend::Resolution};
+use lockcore::{
+    ErrorKind, LostReason, Released, Verb,
+    backend::{Consistency, Resolution},
+};
 
 use crate::{
     bench::{Bench, assert_refused},
@@ -42,16 +45,23 @@ async fn i01_a_lost_reply_is_unknown_and_resolves(bench: Bench) -> Outcome {
     let request = alice.request(&name);
     let lost = alice.ask(&request, alice.budget()).await;
     assert_refused(lost, ErrorKind::Unknown, "a lost reply is not unknown");
-    assert_eq!(
-        bench.holder(&name).await,
-        Some(request.owner().digest()),
-        "the fault did not bite: nothing was granted"
+    // A store of several servers that asks them in rounds clears up behind a round that it lost.
+    let clears_up = bench.stage.service.servers().len() > 1
+        && bench.capabilities().consistency != Consistency::Linearizable;
+    let held = bench.holder(&name).await;
+    assert!(
+        clears_up || held == Some(request.owner().digest()),
+        "the fault did not bite: nothing was granted, but {held:?}"
     );
-    let Resolution::Adopted(lease) = alice.resolve(&request).await? else {
-        panic!("a live grant was not adopted")
-    };
-    assert_refused(bob.try_acquire(&name).await, ErrorKind::Held, "an adopted grant does not hold");
-    assert_eq!(alice.release(&lease).await?, Released::Now);
+    match alice.resolve(&request).await? {
+        Resolution::Adopted(lease) => {
+            let answer = bob.try_acquire(&name).await;
+            assert_refused(answer, ErrorKind::Held, "an adopted grant does not hold");
+            assert_eq!(alice.release(&lease).await?, Released::Now);
+        }
+        Resolution::Gone if clears_up => assert_eq!(bench.holder(&name).await, None, "what is gone holds"),
+        other => panic!("a live grant was not adopted: {other:?}"),
+    }
 
     bench.wire().lose_request(Verb::Acquire);
     let request = alice.request(&name);
