@@ -172,9 +172,23 @@ impl Bench {
         self.stage.service.ttl()
     }
 
-    /// Returns by how much a call may outlast its budget: what a busy machine needs, and little in virtual time.
-    pub fn slack(&self) -> Duration {
-        Duration::from_millis(if self.stage.service.virtual_time() { 100 } else { 1500 })
+    /// Awaits something that must end by a bound, beside a plain timer of that bound: where a busy machine lets both be late,
+    /// only work that is later than the timer is too late.
+    pub async fn within<T>(&self, bound: Duration, what: &str, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = self.pass(bound) => {}
+        }
+        // What became due in the same stall gets its turn: one wakes the other.
+        for _ in 0..20 {
+            if let std::task::Poll::Ready(done) = poll_once(&mut work).await {
+                return done;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("{what} took longer than {bound:?}");
     }
 
     /// Returns now.
@@ -200,6 +214,18 @@ impl Bench {
             assert!(self.now() < give_up, "waited in vain until {what}");
             self.pass(Duration::from_millis(2)).await;
         }
+    }
+
+    /// Asks again and again until the answer is no error.
+    pub async fn until_ok<T>(&self, what: &str, mut ask: impl AsyncFnMut() -> lockcore::Result<T>) -> T {
+        let mut answer = None;
+        self.until(what, async || {
+            answer = ask().await.ok();
+            answer.is_some()
+        })
+        .await;
+        // `until` ends with an answer or a panic.
+        answer.expect("just answered")
     }
 
     /// Reads who holds, around the code under test.

@@ -145,8 +145,11 @@ impl Wire for Door {
         self.change(|s| s.refuse = on);
     }
     fn hold_request(&self, verb: Verb) -> bool {
-        self.change(|s| s.held_requests.push(verb));
-        self.has_lines()
+        let offered = self.has_lines();
+        if offered {
+            self.change(|s| s.held_requests.push(verb));
+        }
+        offered
     }
     fn one_way(&self, direction: Direction, on: bool) -> bool {
         self.each_line(|line| line.hold(direction, on));

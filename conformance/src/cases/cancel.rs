@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use lockcore::{Attempt, Verb};
+use lockcore::{Attempt, LostReason, Verb};
 
 use crate::{
     bench::Bench,
     case::{Outcome, Verdict::Kept, cases},
-    history::{Expect, Property},
+    history::Ended,
 };
 
 cases![
@@ -158,7 +158,13 @@ async fn h05_a_runtime_that_ends_leaves_nothing_behind(bench: Bench) -> Outcome 
         });
         let begun = std::time::Instant::now();
         drop(runtime);
-        drop(guards);
+        // The runtime that writes the history of these guards is gone, so their end is noted here: before it, so that a
+        // store which frees them at once frees nothing that is believed in.
+        let log = stage.recorder().client("alice");
+        for guard in guards {
+            log.lost(guard.name().as_str(), guard.lease().stamp(), Ended::from(LostReason::Closed));
+            drop(guard);
+        }
         let _ = told.send(begun.elapsed());
     });
     let took = ended.await.expect("a runtime that ended with guards on it panicked");
@@ -172,7 +178,5 @@ async fn h05_a_runtime_that_ends_leaves_nothing_behind(bench: Bench) -> Outcome 
         let next = bob.try_acquire(name).await?;
         bob.release(&next).await?;
     }
-    // The end of the guards is not in the history: the runtime that would have written it is gone.
-    bench.judge(|rules| rules.expect(Property::S2, Expect::NotJudged));
     Ok(Kept)
 }

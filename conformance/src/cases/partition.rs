@@ -1,9 +1,13 @@
 //! Partition: what the network holds up, silences in one direction or tears down, also while somebody waits.
 
-use lockcore::{ErrorKind, LostReason, Verb, backend::AcquireRequest};
+use lockcore::{
+    ErrorKind, LostReason, Verb,
+    backend::{AcquireRequest, Lease},
+};
+use tokio::task::JoinHandle;
 
 use crate::{
-    bench::{Bench, assert_refused},
+    bench::{Bench, Client, assert_refused},
     case::{Outcome, Verdict::Kept, cases},
     faultline::Direction,
     history::FaultClass,
@@ -31,17 +35,14 @@ async fn b03_a_release_held_up_by_the_network_ends_nothing(bench: Bench) -> Outc
             "a release without an answer is not unknown: {unknown}"
         );
     }
-    let request = AcquireRequest::new(name.clone(), bench.ttl() * 20);
-    let mut again = None;
-    bench
-        .until("the client has the lock once more", async || {
-            let end = bench.now().saturating_add(bench.ttl() * 4);
-            let request = AcquireRequest::new(name.clone(), request.ttl()).waiting_until(end);
-            again = alice.ask(&request, bench.ttl() * 4).await.ok();
-            again.is_some()
+    let (ttl, wait) = (bench.ttl() * 20, bench.ttl() * 4);
+    let again = bench
+        .until_ok("the client has the lock once more", async || {
+            let end = bench.now().saturating_add(wait);
+            let request = AcquireRequest::new(name.clone(), ttl).waiting_until(end);
+            alice.ask(&request, wait).await
         })
         .await;
-    let again = again.expect("just granted");
     bench.wire().deliver();
     for _ in 0..10 {
         bench.pass(bench.ttl() / 40).await;
@@ -53,7 +54,7 @@ async fn b03_a_release_held_up_by_the_network_ends_nothing(bench: Bench) -> Outc
     }
     assert_refused(bob.try_acquire(&name).await, ErrorKind::Held, "a late release freed the lock");
     drop(alice.renew(&again).await?);
-    bench.until("the release gets through", async || alice.release(&again).await.is_ok()).await;
+    bench.until_ok("the release gets through", async || alice.release(&again).await).await;
     Ok(Kept)
 }
 
@@ -86,56 +87,62 @@ async fn f07_a_renewal_held_up_by_the_network_moves_nothing(bench: Bench) -> Out
 
 /// A waiter whose notification was lost is granted the lock all the same, long before the lease would have ended.
 async fn g05_a_lost_notification_is_made_up_for(bench: Bench) -> Outcome {
-    let (name, bob) = (bench.fresh_name(), bench.client("bob").await);
-    let alice = bench.unharmed("alice").await;
-    let long = bench.ttl() * 40;
-    let lease = alice.ask(&AcquireRequest::new(name.clone(), long), alice.budget()).await?;
-    let (lock, wait) = (name.clone(), long);
-    let waiting = tokio::spawn(async move { (bob.acquire(&lock, wait).await, bob) });
-    bench.pass(bench.ttl() / 2).await;
+    let queue = Queue::form(&bench).await?;
     let fault = bench.recorder().fault("silent replies", "bob", "", FaultClass::A1, "by the proxy");
     bench.wire().one_way(Direction::ToClient, true);
     let released = bench.now();
-    alice.release(&lease).await?;
+    queue.alice.release(&queue.lease).await?;
     bench.pass(bench.ttl() / 4).await;
     bench.wire().reset();
     bench.wire().one_way(Direction::ToClient, false);
     fault.end("by the proxy");
-    let (granted, bob) = waiting.await.expect("the task lives");
+    let (granted, bob) = queue.waiting.await.expect("the task lives");
     let next = granted?;
     let took = released.until(bench.now());
     assert!(took < bench.ttl() * 20, "a waiter without its notification was granted after {took:?}");
-    bench.until("the release gets through", async || bob.release(&next).await.is_ok()).await;
+    bench.until_ok("the release gets through", async || bob.release(&next).await).await;
     Ok(Kept)
 }
 
 /// A waiter whose line is torn down stands in the queue once, and is woken by the release.
 async fn g10_a_line_torn_down_while_waiting_costs_no_wake_up(bench: Bench) -> Outcome {
-    let (name, bob) = (bench.fresh_name(), bench.client("bob").await);
-    let alice = bench.unharmed("alice").await;
-    let long = bench.ttl() * 40;
-    let lease = alice.ask(&AcquireRequest::new(name.clone(), long), alice.budget()).await?;
-    let (lock, wait) = (name.clone(), long);
-    let waiting = tokio::spawn(async move { (bob.acquire(&lock, wait).await, bob) });
-    bench.pass(bench.ttl() / 2).await;
+    let queue = Queue::form(&bench).await?;
     for _ in 0..3 {
         let fault = bench.recorder().fault("reset", "bob", "", FaultClass::A1, "by the proxy");
         bench.wire().reset();
         bench.pass(bench.ttl() / 4).await;
         fault.end("by the proxy");
     }
-    if let Some(places) = bench.queue_of(&name).await {
+    if let Some(places) = bench.queue_of(&queue.lease.name).await {
         assert!(places <= 1, "one waiter has {places} places");
     }
-    assert!(!waiting.is_finished(), "a waiter gave up, or was granted what another holds");
+    assert!(!queue.waiting.is_finished(), "a waiter gave up, or was granted what another holds");
     let released = bench.now();
-    alice.release(&lease).await?;
-    let (granted, bob) = waiting.await.expect("the task lives");
+    queue.alice.release(&queue.lease).await?;
+    let (granted, bob) = queue.waiting.await.expect("the task lives");
     let next = granted?;
     let took = released.until(bench.now());
     assert!(took < bench.ttl() * 10, "a waiter was granted {took:?} after the release");
-    bench.until("the release gets through", async || bob.release(&next).await.is_ok()).await;
+    bench.until_ok("the release gets through", async || bob.release(&next).await).await;
     Ok(Kept)
+}
+
+/// A holder whom no fault meets, and a waiter behind it on a line with faults.
+struct Queue {
+    alice: Client,
+    lease: Lease,
+    waiting: JoinHandle<(lockcore::Result<Lease>, Client)>,
+}
+
+impl Queue {
+    async fn form(bench: &Bench) -> lockcore::Result<Self> {
+        let (name, bob) = (bench.fresh_name(), bench.client("bob").await);
+        let (alice, long) = (bench.unharmed("alice").await, bench.ttl() * 40);
+        let lease = alice.ask(&AcquireRequest::new(name.clone(), long), alice.budget()).await?;
+        let waiting = tokio::spawn(async move { (bob.acquire(&name, long).await, bob) });
+        bench.pass(bench.ttl() / 2).await;
+        Ok(Self { alice, lease, waiting })
+    }
 }
 
 /// Renewals that are done and never confirmed are a loss at the holder's deadline; nobody else is granted before it.

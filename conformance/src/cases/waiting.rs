@@ -1,5 +1,7 @@
 //! Waiting: budgets hold, wake-ups are not lost, and where an order is promised it is kept.
 
+use std::time::Duration;
+
 use lockcore::{ErrorKind, backend::AcquireRequest};
 
 use crate::{
@@ -70,7 +72,7 @@ async fn g03_a_wait_ends_with_its_budget(bench: Bench) -> Outcome {
     let took = start.until(bench.now());
     assert!(took >= budget, "gave up {:?} early", budget - took);
     bench.measure_time("return after the wait budget", took - budget);
-    assert!(took <= budget + bench.slack(), "a budget of {budget:?} took {took:?}");
+    assert!(took <= budget + bench.ttl(), "a budget of {budget:?} took {took:?}");
     assert!(refused.holder().is_some(), "the refusal does not name the holder: {refused}");
     assert_eq!(bench.holder(&name).await, Some(lease.owner.digest()), "a time-out changed the holder");
     alice.release(&lease).await?;
@@ -84,12 +86,12 @@ async fn g03_a_wait_ends_also_when_nothing_answers(bench: Bench) -> Outcome {
     let name = bench.fresh_name();
     let locks = bench.locks("alice", |_| {}).await;
     bench.wire().cut(true);
-    let (start, budget) = (bench.now(), bench.ttl());
-    let refused = locks.named(&name).wait(budget).acquire().await;
-    let took = start.until(bench.now());
+    let budget = bench.ttl();
+    let waiting = locks.named(&name).wait(budget).acquire();
+    let bound = budget + Duration::from_millis(100);
+    let refused = bench.within(bound, "a wait that nobody answers", waiting).await;
     bench.wire().cut(false);
-    let refused = assert_refused(refused, ErrorKind::Unknown, "granted over a line that is cut");
-    assert!(took <= budget + bench.slack(), "a budget of {budget:?} took {took:?}: {refused}");
+    assert_refused(refused, ErrorKind::Unknown, "granted over a line that is cut");
     locks.flush().await;
     bench.until("nothing is left", async || bench.holder(&name).await.is_none()).await;
     Ok(Kept)
