@@ -18,7 +18,7 @@ use rustix::process::Signal;
 #[allow(dead_code, unreachable_pub)]
 mod server;
 
-use server::{ClusterOf, Fleet, REDIS, Server, is_skipped};
+use server::{ClusterOf, Fleet, REDIS, Server, clocks_are_offered, is_skipped};
 
 /// How a set-up is reached by the code under test, and past it.
 #[derive(Clone)]
@@ -144,7 +144,7 @@ impl Own {
     async fn start(count: usize, options: &[&str], url: impl Fn(&str) -> String) -> Self {
         let mut servers = Vec::new();
         for _ in 0..count {
-            servers.push(Server::with(options).await.expect("Redis is not skipped: the suite runs"));
+            servers.push(Server::under_a_clock(options).await.expect("Redis is not skipped: the suite runs"));
         }
         let ports: Vec<u16> = servers.iter().map(|server| server.port).collect();
         let store = Store::new(url(&list(&ports)));
@@ -172,6 +172,10 @@ impl Servers for Own {
 
     async fn go_on(&self, server: usize) {
         self.servers.lock().await[server].signal(Signal::CONT);
+    }
+
+    async fn set_clock_ahead(&self, server: usize, seconds: i64) {
+        self.servers.lock().await[server].set_clock_ahead(seconds);
     }
 }
 
@@ -267,7 +271,8 @@ fn main() -> ExitCode {
         let Some(server) = runtime.block_on(Server::start()) else { return ExitCode::SUCCESS };
         let suite = suite(Store::new(format!("redis://{}", list(&[server.port]))));
         // Without a disk: a restart forgets.
-        play(suite.own_servers(1, async || Own::start(1, &[], |list| format!("redis://{list}")).await));
+        let suite = suite.own_servers(1, async || Own::start(1, &[], |list| format!("redis://{list}")).await);
+        play(suite.server_clocks(clocks_are_offered()));
     }
     if is_wanted("redis-replicated") {
         let Some(fleet) = runtime.block_on(Fleet::start(2, &[])) else { return ExitCode::SUCCESS };
@@ -289,11 +294,9 @@ fn main() -> ExitCode {
         let suite = suite(Store::new(format!("redlock://{}", list(&ports))));
         // With a disk: a server that forgets is a test of the crate's own.
         let durable = ["--appendonly", "yes", "--appendfsync", "always"];
-        play(
-            suite.own_servers(3, async move || {
-                Own::start(3, &durable, |list| format!("redlock://{list}")).await
-            }),
-        );
+        let suite = suite
+            .own_servers(3, async move || Own::start(3, &durable, |list| format!("redlock://{list}")).await);
+        play(suite.server_clocks(clocks_are_offered()));
     }
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -47,6 +47,8 @@ pub enum Need {
     Servers,
     /// Several servers that stand in for each other.
     Members,
+    /// Servers of the case's own whose wall clock can be stepped: [`Suite::server_clocks`](crate::Suite::server_clocks).
+    ServerClock,
     /// A way to remove records behind the back of the code under test: any store but a foreign one.
     Removal,
     /// Grants in order of arrival.
@@ -67,7 +69,13 @@ impl Need {
     /// Says what is missing.
     pub(crate) fn missing(self, foreign: bool) -> &'static str {
         match self {
-            Self::Wire | Self::Line | Self::Servers | Self::Members | Self::Removal | Self::Processes
+            Self::Wire
+            | Self::Line
+            | Self::Servers
+            | Self::Members
+            | Self::ServerClock
+            | Self::Removal
+            | Self::Processes
                 if foreign =>
             {
                 "needs control of the server"
@@ -76,6 +84,7 @@ impl Need {
             Self::Wire => "the wire between backend and store cannot be slowed here",
             Self::Line => "no proxy stands between backend and store",
             Self::Servers => "no case has servers of its own to kill",
+            Self::ServerClock => "the clock of its servers cannot be stepped here",
             Self::Members => "no other server stands in for it",
             Self::Fair => "it does not promise an order",
             Self::Queue => "its queue cannot be looked at",
@@ -94,7 +103,7 @@ impl Need {
             Self::Queue => !capabilities.fair,
             Self::Processes => capabilities.consistency == Consistency::Process,
             // No network and no server stand between it and its client.
-            Self::Wire | Self::Line | Self::Servers => embedded,
+            Self::Wire | Self::Line | Self::Servers | Self::ServerClock => embedded,
             Self::VirtualTime | Self::Removal => false,
         }
     }

@@ -43,6 +43,7 @@ pub mod report;
 mod sabotage;
 mod simulated;
 mod suite;
+pub mod wall_clock;
 
 pub use bench::{Bench, Foreign, Servers, Service, Wire, child_main};
 pub use case::{Case, Need, Outcome, Unexpected, Verdict};

@@ -40,6 +40,7 @@ pub struct Suite {
     start: Start,
     connect: Option<Connect>,
     own_servers: Option<(usize, Start)>,
+    server_clocks: bool,
 }
 
 impl std::fmt::Debug for Suite {
@@ -144,7 +145,13 @@ impl Suite {
         profile: impl Into<Arc<str>>,
         start: impl AsyncFn() -> S + Send + Sync + 'static,
     ) -> Self {
-        Self { profile: profile.into(), start: boxed(start), connect: None, own_servers: None }
+        Self {
+            profile: profile.into(),
+            start: boxed(start),
+            connect: None,
+            own_servers: None,
+            server_clocks: false,
+        }
     }
 
     /// Says how to start a service whose servers are one case's own, to stop and kill, and how many servers that are.
@@ -155,6 +162,14 @@ impl Suite {
         start: impl AsyncFn() -> S + Send + Sync + 'static,
     ) -> Self {
         self.own_servers = Some((count, boxed(start)));
+        self
+    }
+
+    /// Says whether the wall clock of a case's own servers can be stepped, as under a
+    /// [`WallClock`](crate::wall_clock::WallClock).
+    #[must_use]
+    pub fn server_clocks(mut self, offered: bool) -> Self {
+        self.server_clocks = offered;
         self
     }
 
@@ -190,11 +205,7 @@ impl Suite {
                         None => missing.push((kind, why, 1)),
                     }
                 }
-                let start = match &self.own_servers {
-                    Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
-                    _ => self.start.clone(),
-                };
-                let (column, log) = (column.clone(), log.clone());
+                let (column, log, start) = (column.clone(), log.clone(), self.start_for(case).clone());
                 Trial::test(name, move || {
                     let began = std::time::Instant::now();
                     let played = play_patiently(&column, case, &start, virtual_time, &Manner::of_tests());
@@ -220,7 +231,7 @@ impl Suite {
     /// # Errors
     /// The service did not start, or the run was ended before its last case.
     pub fn play_all(
-        mut self,
+        self,
         plan: &Plan,
         mut watch: impl FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> Result<Lane, Unplayed> {
@@ -248,12 +259,8 @@ impl Suite {
             if watch(begins).is_break() || manner.is_halted() {
                 return Err(Unplayed::Halted);
             }
-            let start = match &self.own_servers {
-                Some((_, start)) if case.needs.contains(&Need::Servers) => start.clone(),
-                _ => self.start.clone(),
-            };
             let began = std::time::Instant::now();
-            let played = play_patiently(&self.profile, case, &start, virtual_time, &manner);
+            let played = play_patiently(&self.profile, case, self.start_for(case), virtual_time, &manner);
             if manner.is_halted() {
                 return Err(Unplayed::Halted);
             }
@@ -262,8 +269,14 @@ impl Suite {
                 return Err(Unplayed::Halted);
             }
         }
-        self.connect = None;
         Ok(log.lane(manner.seed))
+    }
+
+    fn start_for(&self, case: &Case) -> &Start {
+        match &self.own_servers {
+            Some((_, start)) if case.needs.contains(&Need::Servers) => start,
+            _ => &self.start,
+        }
     }
 
     /// Lists the mistakes that the cases must notice on this very store.
@@ -305,6 +318,7 @@ impl Suite {
     fn offers(&self) -> (Vec<Need>, Option<About>) {
         let start = self.start.clone();
         let servers = self.own_servers.as_ref().map_or(0, |(count, _)| *count);
+        let clocks = self.server_clocks;
         on_a_runtime(false, move || async move {
             let service = start().await;
             let capabilities = service.connect().await.capabilities();
@@ -319,6 +333,7 @@ impl Suite {
             offer(Need::Line, !service.servers().is_empty());
             offer(Need::Servers, servers > 0);
             offer(Need::Members, servers > 1);
+            offer(Need::ServerClock, servers > 0 && clocks);
             offer(Need::Removal, !service.foreign());
             offer(Need::Fair, capabilities.fair);
             offer(Need::Queue, service.queued(&name).await.is_some());

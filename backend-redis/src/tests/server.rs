@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockcore_conformance::programs::{Program, Running, answers};
+use lockcore_conformance::{
+    programs::{Program, Provider, Running, answers},
+    wall_clock::WallClock,
+};
 use redis::{FromRedisValue, aio::MultiplexedConnection};
 use rustix::process::Signal;
 
@@ -29,6 +32,7 @@ pub(crate) struct Server {
     process: Running,
     pub(crate) port: u16,
     options: Vec<String>,
+    clock: Option<WallClock>,
     directory: tempfile::TempDir,
 }
 
@@ -40,6 +44,16 @@ impl Server {
 
     /// Starts one with more options; all of them keep no data unless an option says so.
     pub(crate) async fn with(options: &[&str]) -> Option<Self> {
+        Self::launch(options, false).await
+    }
+
+    /// Starts one under a wall clock of its own, if [`clocks_are_offered`].
+    #[allow(dead_code, reason = "the suite uses it, the other tests do not")]
+    pub(crate) async fn under_a_clock(options: &[&str]) -> Option<Self> {
+        Self::launch(options, clocks_are_offered()).await
+    }
+
+    async fn launch(options: &[&str], with_clock: bool) -> Option<Self> {
         if is_skipped() {
             return None;
         }
@@ -48,8 +62,10 @@ impl Server {
         // Between the look for a free port and its use somebody else may take it: that server ends at once.
         for _ in 0..20 {
             let port = free_port();
-            let process = spawn(port, &directory, &options);
-            let mut server = Self { process, port, options: options.clone(), directory };
+            let clock =
+                with_clock.then(|| WallClock::inside(directory.path()).unwrap().expect("it is offered"));
+            let process = spawn(port, &directory, &options, clock.as_ref());
+            let mut server = Self { process, port, options: options.clone(), clock, directory };
             if server.is_up().await {
                 return Some(server);
             }
@@ -83,7 +99,7 @@ impl Server {
     /// Ends the server at once, without a chance to save, and starts it again on the same port.
     pub(crate) async fn restart(&mut self) {
         self.process.kill();
-        self.process = spawn(self.port, &self.directory, &self.options);
+        self.process = spawn(self.port, &self.directory, &self.options, self.clock.as_ref());
         assert!(self.is_up().await, "the server did not start again");
     }
 
@@ -110,7 +126,7 @@ impl Server {
         let slow = ["--key-load-delay", microseconds, "--loading-process-events-interval-bytes", "1024"];
         let options: Vec<String> =
             self.options.iter().cloned().chain(slow.iter().map(|option| (*option).to_owned())).collect();
-        self.process = spawn(self.port, &self.directory, &options);
+        self.process = spawn(self.port, &self.directory, &options, self.clock.as_ref());
         self.until("it loads", async |server| {
             server.raw::<String>(&["PING"]).await.is_err_and(|error| error.to_string().contains("oading"))
         })
@@ -120,8 +136,14 @@ impl Server {
     /// Starts a server that was killed, on the same port and with what it wrote.
     #[allow(dead_code, reason = "the suite uses it, the other tests do not")]
     pub(crate) async fn start_again(&mut self) {
-        self.process = spawn(self.port, &self.directory, &self.options);
+        self.process = spawn(self.port, &self.directory, &self.options, self.clock.as_ref());
         assert!(self.is_up().await, "the server did not start again");
+    }
+
+    /// Sets its wall clock so many seconds ahead of the machine's.
+    #[allow(dead_code, reason = "the suite uses it, the other tests do not")]
+    pub(crate) fn set_clock_ahead(&self, seconds: i64) {
+        self.clock.as_ref().expect("it was started under a clock").set_ahead(seconds).unwrap();
     }
 
     /// Takes away the directory that it writes to.
@@ -323,6 +345,12 @@ pub(crate) fn is_skipped() -> bool {
     skipped
 }
 
+/// Says whether a server can be given a wall clock of its own: a program of this machine can.
+#[allow(dead_code, reason = "the suite uses it, the other tests do not")]
+pub(crate) fn clocks_are_offered() -> bool {
+    WallClock::is_offered() && REDIS.own_servers() == Provider::Process
+}
+
 /// The program of the server on this machine.
 fn program() -> String {
     std::env::var("LOCK_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
@@ -332,12 +360,15 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String]) -> Running {
+fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String], clock: Option<&WallClock>) -> Running {
     let mut command = match REDIS.image_in_use() {
         Some(image) if image.contains("valkey") => Command::new("valkey-server"),
         Some(_) => Command::new("redis-server"),
         None => Command::new(program()),
     };
+    if let Some(clock) = clock {
+        clock.put_under(&mut command);
+    }
     // A Sentinel writes what it learns into the file that it was started with.
     if options.first().is_some_and(|option| option == "--sentinel") {
         let file = directory.path().join("sentinel.conf");

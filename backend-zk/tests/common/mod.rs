@@ -12,7 +12,10 @@ use std::{
 };
 
 use lockcore::backend::*;
-use lockcore_conformance::programs::{Program, Provider, Running, answers};
+use lockcore_conformance::{
+    programs::{Program, Provider, Running, answers},
+    wall_clock::WallClock,
+};
 use lockcore_zk::{ZkBackend, ZkConfig};
 use rustix::process::Signal;
 use tokio::{
@@ -43,6 +46,7 @@ pub(crate) const ZOOKEEPER: Program = Program {
 /// One server; its end is this value's.
 pub(crate) struct Server {
     child: Running,
+    clock: Option<WallClock>,
     pub(crate) address: String,
     pub(crate) dir: tempfile::TempDir,
 }
@@ -63,8 +67,9 @@ impl Server {
         let dir = tempfile::tempdir().unwrap();
         let config = format!("clientPort={port}\n{}{more}", plain(dir.path()));
         std::fs::write(dir.path().join("zoo.cfg"), config).unwrap();
-        let child = spawn(dir.path());
-        let mut server = Self { child, address: format!("127.0.0.1:{port}"), dir };
+        let clock = clock_of(dir.path());
+        let child = spawn(dir.path(), clock.as_ref());
+        let mut server = Self { child, clock, address: format!("127.0.0.1:{port}"), dir };
         server.wait();
         Some(server)
     }
@@ -94,7 +99,7 @@ impl Server {
 
     pub(crate) fn restart(&mut self) {
         self.kill();
-        self.child = spawn(self.dir.path());
+        self.start_again();
         self.wait();
     }
 
@@ -102,8 +107,17 @@ impl Server {
     pub(crate) fn forget(&mut self) {
         self.kill();
         std::fs::remove_dir_all(self.dir.path().join("data")).unwrap();
-        self.child = spawn(self.dir.path());
+        self.start_again();
         self.wait();
+    }
+
+    fn start_again(&mut self) {
+        self.child = spawn(self.dir.path(), self.clock.as_ref());
+    }
+
+    /// Sets its wall clock so many seconds ahead of the machine's.
+    pub(crate) fn set_clock_ahead(&self, seconds: i64) {
+        self.clock.as_ref().expect("it was started under a clock").set_ahead(seconds).unwrap();
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -185,7 +199,16 @@ pub(crate) fn says(address: &str, word: &str) -> Option<String> {
     Some(said)
 }
 
-fn spawn(dir: &Path) -> Running {
+/// Says whether servers run under a wall clock of their own: programs of this machine do.
+pub(crate) fn clocks_are_offered() -> bool {
+    WallClock::is_offered() && ZOOKEEPER.own_servers() == Provider::Process
+}
+
+fn clock_of(dir: &Path) -> Option<WallClock> {
+    clocks_are_offered().then(|| WallClock::inside(dir).unwrap().expect("it is offered"))
+}
+
+fn spawn(dir: &Path, clock: Option<&WallClock>) -> Running {
     const SMALL: &str = "-Xmx96m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto";
     let (config, log) = (dir.join("zoo.cfg"), dir.join("log"));
     let mut command = match ZOOKEEPER.own_servers() {
@@ -204,6 +227,9 @@ fn spawn(dir: &Path) -> Running {
         }
     };
     command.arg(config);
+    if let Some(clock) = clock {
+        clock.put_under(&mut command);
+    }
     ZOOKEEPER.spawn(&command, dir, Some(&log))
 }
 
@@ -379,8 +405,9 @@ impl Ensemble {
             std::fs::write(dir.path().join("zoo.cfg"), config).unwrap();
             std::fs::create_dir(dir.path().join("data")).unwrap();
             std::fs::write(dir.path().join("data/myid"), (n + 1).to_string()).unwrap();
-            let child = spawn(dir.path());
-            servers.push(Server { child, address: format!("127.0.0.1:{port}"), dir });
+            let clock = clock_of(dir.path());
+            let child = spawn(dir.path(), clock.as_ref());
+            servers.push(Server { child, clock, address: format!("127.0.0.1:{port}"), dir });
         }
         for server in &mut servers {
             server.wait();
@@ -418,11 +445,15 @@ impl Ensemble {
     /// Starts one again, and waits until it serves if there are enough to serve.
     pub(crate) fn restart(&mut self, at: usize) {
         self.servers[at].kill();
-        self.servers[at].child = spawn(self.servers[at].dir.path());
+        self.servers[at].start_again();
         let up = self.servers.iter_mut().filter_map(|server| (!server.child.has_ended()).then_some(()));
         if 2 * up.count() > self.servers.len() {
             self.servers[at].wait();
         }
+    }
+
+    pub(crate) fn set_clock_ahead(&self, at: usize, seconds: i64) {
+        self.servers[at].set_clock_ahead(seconds);
     }
 
     pub(crate) fn signal(&self, at: usize, signal: Signal) {

@@ -17,7 +17,7 @@ use rustix::process::Signal;
 use tokio::sync::Mutex;
 use zookeeper_client::Client;
 
-use super::common::{Ensemble, WATCHDOG, ZOOKEEPER, call, is_skipped, says};
+use super::common::{Ensemble, WATCHDOG, ZOOKEEPER, call, clocks_are_offered, is_skipped, says};
 
 /// An ensemble under the suite, in a namespace of its own for each case.
 pub(crate) struct Zk {
@@ -175,6 +175,10 @@ impl Servers for Zk {
         self.own().await.signal(server, Signal::CONT);
     }
 
+    async fn set_clock_ahead(&self, server: usize, seconds: i64) {
+        self.own().await.set_clock_ahead(server, seconds);
+    }
+
     async fn leader(&self) -> usize {
         self.own().await.leader()
     }
@@ -214,6 +218,7 @@ pub(crate) fn suite(profile: &'static str, size: usize) -> ExitCode {
         .own_servers(size, async move || {
             Zk::owning(Ensemble::start(size).expect("what could be started once can be started again"))
         })
+        .server_clocks(clocks_are_offered())
         .main()
 }
 

@@ -131,6 +131,11 @@ pub trait Servers: Send + Sync {
     async fn leader(&self) -> usize {
         0
     }
+    /// Sets the wall clock of one so many seconds ahead of the machine's, or behind. Body: not offered; who offers it says so
+    /// by [`Suite::server_clocks`](crate::Suite::server_clocks).
+    async fn set_clock_ahead(&self, _server: usize, _seconds: i64) {
+        panic!("no clock of a server can be stepped here");
+    }
 }
 
 /// Loses, holds and delays requests and replies between clients and the store.
