@@ -252,9 +252,16 @@ fn play_mutant(mutant: Mutant, case: &'static Case) -> Option<String> {
 /// Makes this program play one row of the matrix: a mutant under which virtual time runs on for ever ends with it.
 const MATRIX_ROW: &str = "LOCK_KILL_MATRIX_ROW";
 
-fn playable() -> impl Iterator<Item = &'static Case> {
-    let offered = [Need::Wire, Need::Fair, Need::Queue, Need::Floor, Need::VirtualTime];
-    cases::all().filter(move |case| case.needs.iter().all(|need| offered.contains(need)))
+/// Returns the cases that the store of a mutant can play.
+fn playable(mutant: Mutant) -> impl Iterator<Item = &'static Case> {
+    let servers = simulated(mutant).map_or(0, |(semantics, _)| semantics.servers());
+    let embedded = [Need::Wire, Need::Fair, Need::Queue, Need::Floor, Need::VirtualTime, Need::Removal];
+    let offers = move |need: &Need| match need {
+        Need::Servers => servers > 0,
+        Need::Members => servers > 1,
+        need => embedded.contains(need),
+    };
+    cases::all().filter(move |case| case.needs.iter().all(offers))
 }
 
 #[allow(clippy::print_stdout)]
@@ -262,13 +269,13 @@ fn print_row(row: &str) -> ExitCode {
     let Some((mutant, ..)) = KILLS.iter().find(|(mutant, ..)| format!("{mutant:?}") == row) else {
         return ExitCode::FAILURE;
     };
-    for case in playable().filter(|case| play_mutant(*mutant, case).is_some()) {
+    for case in playable(*mutant).filter(|case| play_mutant(*mutant, case).is_some()) {
         println!("{}", case.name());
     }
     ExitCode::SUCCESS
 }
 
-/// Plays every mutant through every case that memory can play.
+/// Plays every mutant through every case that its store can play: memory, or a simulated one with servers.
 fn matrix() -> std::io::Result<Kills> {
     let mut rows: Vec<(String, Vec<String>)> = Vec::new();
     for (mutant, ..) in KILLS {
@@ -279,7 +286,10 @@ fn matrix() -> std::io::Result<Kills> {
             rows.push((name, killers));
         }
     }
-    Ok(Kills::of(playable().map(|case| case.name().to_owned()).collect(), rows))
+    let played = |case: &&Case| {
+        KILLS.iter().any(|(mutant, ..)| playable(*mutant).any(|other| std::ptr::eq(other, *case)))
+    };
+    Ok(Kills::of(cases::all().filter(played).map(|case| case.name().to_owned()).collect(), rows))
 }
 
 struct BrokenService {

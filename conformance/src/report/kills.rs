@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Comparison, ReadError, junit::escape};
 
-/// Every mutant played through every case that memory can play.
+/// Every mutant played through every case that its store can play.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Kills {
@@ -85,8 +85,9 @@ impl Kills {
 
     fn summary(&self) -> String {
         format!(
-            "{} backends that are broken on purpose, each played through {} cases ({}). A mistake that a single case \
-             catches marks a thin spot ({} here); a case that catches none guards nothing that was tried ({} here).",
+            "{} backends that are broken on purpose, played through {} cases ({}). A mistake that a single case catches marks \
+             a thin spot ({} here). A case that catches none ({} here) watches over what no backend can break, such as the \
+             library's own budget, or guards nothing that was tried.",
             self.mutants.len(),
             self.cases.len(),
             self.date,
