@@ -626,6 +626,28 @@ async fn a_file_that_stays_busy_is_unavailable_and_nothing_was_done() {
 }
 
 #[tokio::test]
+async fn a_lease_counts_from_the_request_also_where_the_file_was_busy_first() {
+    let fixture = Fixture::new();
+    let config = fixture.config().with(|c| c.busy = Duration::from_millis(20));
+    let backend = SqliteBackend::open(config).await.unwrap();
+    let raw = fixture.raw();
+    raw.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let ttl = Duration::from_secs(2);
+    let (call, asked) = (call(), request("a", ttl));
+    let (sent, mut asking) = (BootClock::read(), std::pin::pin!(backend.acquire(&call, &asked)));
+    tokio::select! {
+        granted = &mut asking => panic!("granted while another had the file: {granted:?}"),
+        // Several times as long as one attempt at a busy file.
+        () = BootClock.sleep_until(sent.saturating_add(Duration::from_millis(200))) => {}
+    }
+    raw.execute_batch("COMMIT").unwrap();
+    let lease = asking.await.unwrap();
+    let promised = sent.until(lease.deadline);
+    assert!(promised <= ttl, "{promised:?} of {ttl:?} were promised since the request");
+    assert!(promised > ttl / 4, "{promised:?} of {ttl:?}");
+}
+
+#[tokio::test]
 async fn a_call_whose_time_is_over_does_nothing() {
     let fixture = Fixture::new();
     let backend = fixture.open().await;

@@ -130,8 +130,8 @@ impl Worker {
         Ok(Self { queue, closed, process: process::id(), busy, place: place.file_system })
     }
 
-    /// Runs a job in its turn, again and again while another process has the file and `end` has not come; returns when
-    /// the attempt that was answered had left, and the answer.
+    /// Runs a job in its turn, again and again while another process has the file and `end` has not come; returns when it
+    /// was asked for, and the answer.
     ///
     /// A job that comes up after `end` does nothing, and neither does one whose asker is gone, unless it cleans up.
     ///
@@ -149,10 +149,11 @@ impl Worker {
         T: Send + 'static,
         J: Fn(&mut Desk) -> Result<T, Stop> + Clone + Send + 'static,
     {
+        // Also where the file was busy at first: what a store needs to answer is the holder's to bear, here as elsewhere.
+        let sent = call.now();
         loop {
             let (call_there, job_there, busy) = (call.clone(), job.clone(), self.busy);
             let (reply, answer) = oneshot::channel();
-            let sent = call.now();
             self.send(Box::new(move |desk| {
                 if asker == Asker::MayLeave && reply.is_closed() {
                     return;

@@ -113,18 +113,15 @@ impl Renewal {
     pub(crate) fn state(&self, now: Moment) -> State {
         match self.over {
             Some(reason) => State::Lost(reason),
-            None if now >= self.ends() => State::Lost(self.why(now)),
+            None if now >= self.ends() => State::Lost(self.why()),
             None if self.uncertain => State::Uncertain,
             None => State::Held,
         }
     }
 
-    fn why(&self, now: Moment) -> LostReason {
-        if now >= self.deadline.saturating_sub(self.margin) {
-            LostReason::Expired
-        } else {
-            LostReason::HoldLimit
-        }
+    /// Names the end that comes first: whoever looks later learns the same.
+    fn why(&self) -> LostReason {
+        if self.deadline <= self.hold_until { LostReason::Expired } else { LostReason::HoldLimit }
     }
 
     /// Decides.
@@ -132,7 +129,7 @@ impl Renewal {
         let before = (self.over, self.uncertain);
         // Time comes first: an answer that arrives after the end does not undo it.
         if self.over.is_none() && now >= self.ends() {
-            self.over = Some(self.why(now));
+            self.over = Some(self.why());
         }
         let mut todo = Todo::default();
         match event {
@@ -212,6 +209,17 @@ mod tests {
         let todo = lease.step(Event::Renewed(at(1900)), at(901));
         assert!(todo.give_back && todo.tell);
         assert_eq!(lease.state(at(901)), State::Lost(LostReason::Expired));
+    }
+
+    #[test]
+    fn a_look_that_comes_late_finds_the_reason_that_an_early_one_finds() {
+        let mut lease =
+            Renewal::new(at(0), at(900), TTL, Duration::ZERO, Some(Duration::from_millis(800)), 0.0);
+        assert_eq!(lease.state(at(800)), State::Lost(LostReason::HoldLimit));
+        // Nobody looked until the deadline had passed as well.
+        assert_eq!(lease.state(at(950)), State::Lost(LostReason::HoldLimit));
+        assert!(lease.step(TICK, at(950)).tell);
+        assert_eq!(lease.state(at(950)), State::Lost(LostReason::HoldLimit));
     }
 
     #[test]
