@@ -65,9 +65,9 @@ impl<'h> Court<'h> {
         self.rules.expectation(property) != Expect::NotJudged
     }
 
-    /// Counts that a property was put to the test.
+    /// Counts that a property was put to the test, if it is judged.
     fn tested(&mut self, property: Property, times: usize) {
-        if times > 0 {
+        if times > 0 && self.wants(property) {
             *self.judged.properties.entry(property).or_default() += times as u64;
         }
     }

@@ -69,6 +69,17 @@ fn an_empty_history_meets_no_demand() {
 }
 
 #[test]
+fn a_report_counts_what_it_has_judged_and_nothing_else() {
+    let history = two_believers().history();
+    let judged = check(&history, &Rules::default()).judged;
+    assert_eq!((judged.events, judged.keys, judged.grants), (history.events.len() as u64, 1, 2));
+    assert!(judged.properties.contains_key(&S2));
+    let report = check(&history, &Rules::default().expect(S2, Expect::NotJudged));
+    assert!(!report.judged.properties.contains_key(&S2), "{report}");
+    assert!(!report.breaks(S2) && report.passed(), "{report}");
+}
+
+#[test]
 fn a_fault_that_overlaps_no_call_is_told() {
     for (end, met) in [(4, false), (10, true)] {
         let mut s = Script::new();
