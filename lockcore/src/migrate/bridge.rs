@@ -219,7 +219,7 @@ impl Bridge {
             }
             Err(error) => {
                 let settled = !matches!(error.kind(), ErrorKind::Lost);
-                let call = call.beside(call.exchange());
+                let call = call.again(call.exchange());
                 let given_back = in_time(&call, self.from.release(&call, &lo)).await;
                 return Err(match given_back {
                     Err(source) if settled => {
@@ -275,12 +275,12 @@ impl Bridge {
                 answer = &mut acquire => return (lo, answer),
                 () = call.clock().sleep_until(half) => {}
             }
-            let beside = call.beside(call.exchange());
+            let again = call.again(call.exchange());
             // The grant of the new side must not wait for an answer of the old one.
             let renewed = tokio::select! {
                 biased;
                 answer = &mut acquire => return (lo, answer),
-                renewed = in_time(&beside, self.from.renew(&beside, &lo, request.ttl())) => renewed,
+                renewed = in_time(&again, self.from.renew(&again, &lo, request.ttl())) => renewed,
             };
             match renewed {
                 Ok(renewed) => lo.deadline = lo.deadline.max(renewed.deadline),
@@ -290,8 +290,8 @@ impl Bridge {
             }
         }
         // The caller abandons what is lost; the place on the new side must not outlive the old one by much.
-        let beside = call.beside(call.exchange());
-        let _ = in_time(&beside, self.to.abandon(&beside, request)).await;
+        let again = call.again(call.exchange());
+        let _ = in_time(&again, self.to.abandon(&again, request)).await;
         (lo, Err(Error::lost(LostReason::Taken)))
     }
 
@@ -300,8 +300,8 @@ impl Bridge {
         let end = call.deadline().min(lo.deadline).min(ln.deadline);
         let mut tries = 0;
         loop {
-            let beside = call.beside(call.exchange());
-            let error = match in_time(&beside, self.raise_old(&beside, lo, ln.fence)).await {
+            let asked = call.again(call.exchange());
+            let error = match in_time(&asked, self.raise_old(&asked, lo, ln.fence)).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
@@ -350,7 +350,7 @@ impl Bridge {
     /// Ends what an acquire was granted and cannot use. What fails here, the caller's `abandon` or the TTL ends.
     async fn give_back(&self, call: &Call, request: &AcquireRequest, lo: Option<&Lease>, ln: Option<&Lease>) {
         self.shared.grants.remove(request.owner());
-        let call = call.beside(call.exchange());
+        let call = call.again(call.exchange());
         for (store, lease) in [(&self.to, ln), (&self.from, lo)] {
             if let Some(lease) = lease {
                 let _ = in_time(&call, store.release(&call, lease)).await;
@@ -364,8 +364,8 @@ impl Bridge {
         if error.kind() != ErrorKind::FenceRegression || call.attempt() == 1 {
             return error;
         }
-        let beside = call.beside(call.exchange());
-        let _ = in_time(&beside, self.abandon(&beside, request)).await;
+        let again = call.again(call.exchange());
+        let _ = in_time(&again, self.abandon(&again, request)).await;
         Error::lost(LostReason::Expired)
     }
 
@@ -453,7 +453,7 @@ impl Bridge {
                 // One side lost is the lease lost, always and in every phase; the other side is given back.
                 Some(Err(error)) if error.kind() == ErrorKind::Lost => {
                     self.shared.grants.remove(&lease.owner);
-                    let call = call.beside(call.exchange());
+                    let call = call.again(call.exchange());
                     for (store, other) in [(&self.to, &ln), (&self.from, &lo)] {
                         if let Some(other) = other {
                             let _ = in_time(&call, store.release(&call, other)).await;
@@ -469,7 +469,7 @@ impl Bridge {
         }
         let ends = |seat: &Option<Lease>| seat.as_ref().map_or(Moment::MAX, |seat| seat.deadline);
         let both = ends(&moved.0).min(ends(&moved.1));
-        let until = both.saturating_add(call.beside(Duration::ZERO).exchange());
+        let until = both.saturating_add(call.exchange());
         let grant = Grant { from: moved.0, to: moved.1, member: member.id, until };
         self.shared.grants.put(lease.owner, grant, call.now());
         match worst {
@@ -511,6 +511,14 @@ struct Renewal {
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
+/// One side has changed, so "no effect" is true of the other alone.
+fn beside_a_change(error: Error, what: &'static str) -> Error {
+    if !error.kind().had_no_effect() {
+        return error;
+    }
+    Error::new(ErrorKind::Unknown, what).with_source(error)
+}
+
 // A verb that is left out would fall back to a body that knows nothing of two stores.
 #[deny(clippy::missing_trait_methods)]
 #[async_trait]
@@ -530,8 +538,8 @@ impl LockBackend for Bridge {
         // Asked again, it may have been granted under an earlier membership, which the first request has noted.
         match grants.find(request.owner()) {
             Some(known) if known.member != member.id => {
-                let beside = call.beside(call.exchange());
-                let _ = in_time(&beside, self.abandon(&beside, request)).await;
+                let again = call.again(call.exchange());
+                let _ = in_time(&again, self.abandon(&again, request)).await;
                 return Err(Error::lost(LostReason::SessionEnded));
             }
             Some(_) => {}
@@ -587,12 +595,8 @@ impl LockBackend for Bridge {
                 let over = half || [from, to].contains(&Some(Released::AlreadyOver));
                 Ok(if over { Released::AlreadyOver } else { Released::Now })
             }
-            // One side has changed, or may have.
-            (Err(error), Ok(Some(_))) | (Ok(Some(_)), Err(error))
-                if error.kind() == ErrorKind::Unavailable =>
-            {
-                Err(Error::new(ErrorKind::Unknown, "one side was released, the other could not be asked")
-                    .with_source(error))
+            (Err(error), Ok(Some(_))) | (Ok(Some(_)), Err(error)) => {
+                Err(beside_a_change(error, "one side was released, and the other was not"))
             }
             (Err(error), Err(other)) if other.kind() == ErrorKind::Unknown => Err(other.with_source(error)),
             (Err(error), _) | (_, Err(error)) => Err(error),
@@ -791,10 +795,14 @@ impl LockBackend for Bridge {
         if let Some(ln) = &ln {
             self.to.raise(call, ln, floor).await?;
         }
-        if let Some(lo) = &lo {
-            self.from.raise(call, lo, floor).await?;
+        match (&lo, &ln) {
+            (None, _) => Ok(()),
+            (Some(lo), None) => self.from.raise(call, lo, floor).await,
+            (Some(lo), Some(_)) => {
+                let raised = self.from.raise(call, lo, floor).await;
+                raised.map_err(|e| beside_a_change(e, "the new side was raised, and the old side was not"))
+            }
         }
-        Ok(())
     }
 
     async fn raise_fence(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
@@ -827,16 +835,20 @@ impl LockBackend for Bridge {
         {
             return Err(Error::held_by(ErrorKind::Held, Some(holder.clone())));
         }
-        // Each side is broken only from the holder that was seen: a newer one is another's.
-        let on_new = self.to.break_lock(call, name, ln.as_ref().map(Holder::stamp)).await?;
+        // Each side is broken only from the holder that was seen: a newer one is another's. Where nobody was seen on the
+        // new side, whoever has come since is not the one that was meant.
+        let on_new = self.to.break_lock(call, name, ln.as_ref().map(Holder::stamp).or(expect)).await?;
+        let half = |error| beside_a_change(error, "the new side was broken, and the old side was not");
         let same = |lo: &Holder| holder.as_ref().is_some_and(|holder| holder.owner == lo.owner);
         let on_old = match lo.as_ref().filter(|lo| same(lo)) {
-            Some(lo) => Some(self.from.break_lock(call, name, Some(lo.stamp())).await?),
+            Some(lo) => Some(self.from.break_lock(call, name, Some(lo.stamp())).await.map_err(half)?),
             None => None,
         };
         let floor = on_old.map_or(on_new.floor, |old| old.floor.max(on_new.floor));
         // Both sides grant above what the operator gets to shut the old holder out with.
-        let floor = self.raise_fence(call, name, floor).await?;
+        let raised = self.raise_fence(call, name, floor).await;
+        let floor =
+            raised.map_err(|e| beside_a_change(e, "the lock was broken, and its floor was not raised"))?;
         Ok(Broken::new(holder, floor))
     }
 
