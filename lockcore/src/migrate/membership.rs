@@ -10,9 +10,13 @@ use std::{
     time::Duration,
 };
 
-use super::{Phase, grants::Grants, operate::Side};
+use super::{
+    Phase,
+    grants::Grants,
+    operate::{Side, check_part},
+};
 use crate::{
-    backend::{Call, Fence, Lease, LockBackend, LostReason, Moment, Owner, PhaseRecord},
+    backend::{Call, Fence, Lease, LockBackend, LostReason, Moment, Owner},
     error::{Error, ErrorKind, Result},
     sync::LockExt,
 };
@@ -284,7 +288,7 @@ impl Shared {
         };
         // Read behind the join: the floor changes only while the phase has no members.
         let found = match in_time(call, store.phase_read(call)).await {
-            Ok(Some(record)) => self.check(side, &record).map(|()| record.floor),
+            Ok(Some(record)) => check_part(side, &record, &self.migration).map(|()| record.floor),
             Ok(None) => Err(self.not_begun(side)),
             Err(error) => Err(not_sent(error)),
         };
@@ -296,19 +300,6 @@ impl Shared {
                 Err(error)
             }
         }
-    }
-
-    fn check(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        if record.migration == *self.migration {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Misconfigured,
-            format!(
-                "the store at {side} is part of the migration {:?}, not of {:?}; a store takes part in one at a time",
-                record.migration, self.migration
-            ),
-        ))
     }
 
     fn not_begun(&self, side: Side) -> Error {
@@ -333,7 +324,7 @@ impl Shared {
                 let store = self.store(side);
                 match in_time(call, store.phase_read(call)).await {
                     Ok(None) => self.not_begun(side),
-                    Ok(Some(record)) => match self.check(side, &record) {
+                    Ok(Some(record)) => match check_part(side, &record, &self.migration) {
                         Err(error) => error,
                         Ok(()) if record.open.iter().any(|open| open == self.phase.as_str()) => {
                             not_sent(error)
