@@ -114,6 +114,40 @@ impl Bridge {
         self.shared.phase
     }
 
+    /// Looks at both stores as a preflight does, and joins nothing: for tools.
+    ///
+    /// # Errors
+    /// As the stores tell. `Misconfigured`: locks cannot move between them, or no TTL suits both.
+    pub async fn look(&self, call: &Call) -> Result<Preflight> {
+        let (from, to) = join(self.from.preflight(call), self.to.preflight(call)).await;
+        let (from, to) = (from?, to?);
+        let mut preflight = Preflight::clean(self.combined(&from.capabilities, &to.capabilities));
+        let (from_server, to_server) = (from.server.clone(), to.server.clone());
+        for (side, found) in [("from", from), ("to", to)] {
+            preflight.findings.extend(found.findings.iter().map(|finding| format!("{side}: {finding}")));
+        }
+        preflight.server = match (from_server, to_server) {
+            (Some(from), Some(to)) => Some(format!("{from} and {to}")),
+            (one, other) => one.or(other),
+        };
+        let refuse = |message: String| Err(Error::new(ErrorKind::Misconfigured, message));
+        let (least, most) = preflight.capabilities.ttl.clone().into_inner();
+        if least > most {
+            return refuse(format!(
+                "no TTL suits both stores and the membership: at least {least:?}, at most {most:?}"
+            ));
+        }
+        if !preflight.capabilities.fence_floor {
+            return refuse("one of the stores honours no fence floor, so locks cannot move".into());
+        }
+        if let Some(membership) = self.shared.ttl.filter(|ttl| *ttl > most) {
+            return refuse(format!(
+                "a membership of {membership:?} is longer than a TTL that both stores take ({most:?})"
+            ));
+        }
+        Ok(preflight)
+    }
+
     fn combined(&self, from: &Capabilities, to: &Capabilities) -> Capabilities {
         weaker(from, to).with(|c| {
             // No lease outlives its membership, so a longer TTL would be a promise that nobody keeps.
@@ -338,27 +372,7 @@ impl LockBackend for Bridge {
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
-        let (from, to) = join(self.from.preflight(call), self.to.preflight(call)).await;
-        let (from, to) = (from?, to?);
-        let mut preflight = Preflight::clean(self.combined(&from.capabilities, &to.capabilities));
-        for (side, found) in [("from", from), ("to", to)] {
-            preflight.findings.extend(found.findings.iter().map(|finding| format!("{side}: {finding}")));
-        }
-        let refuse = |message: String| Err(Error::new(ErrorKind::Misconfigured, message));
-        let (least, most) = preflight.capabilities.ttl.clone().into_inner();
-        if least > most {
-            return refuse(format!(
-                "no TTL suits both stores and the membership: at least {least:?}, at most {most:?}"
-            ));
-        }
-        if !preflight.capabilities.fence_floor {
-            return refuse("one of the stores honours no fence floor, so locks cannot move".into());
-        }
-        if let Some(membership) = self.shared.ttl.filter(|ttl| *ttl > most) {
-            return refuse(format!(
-                "a membership of {membership:?} is longer than a TTL that both stores take ({most:?})"
-            ));
-        }
+        let preflight = self.look(call).await?;
         // A process that starts in a phase that is not open should know now, and operators see who has started.
         self.shared.member(call, Duration::ZERO).await?;
         Ok(preflight)
