@@ -26,7 +26,8 @@ use crate::{
     voice::{Voice, millis, print},
 };
 
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// The stores tell nobody who leaves a phase: so often it is looked at while a step waits.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Shows where a migration stands, or takes a step.
 pub(crate) async fn main(options: &Migrate, voice: &Voice) -> Result<u8, Failure> {
@@ -209,19 +210,18 @@ impl Opened {
         if options.dry_run {
             return self.rehearse(&before, goal, voice);
         }
-        let began = Instant::now();
-        let budget = match options.wait.unwrap_or(Wait::No) {
-            Wait::No => Some(Duration::ZERO),
-            Wait::For(budget) => Some(budget),
+        let wait = options.wait.unwrap_or(Wait::No);
+        let end = match wait {
+            Wait::No => Some(Instant::now()),
+            Wait::For(budget) => Instant::now().checked_add(budget),
             Wait::Forever => None,
         };
-        let mut told = String::new();
         let after = loop {
             match self.migration.step(&self.call()?, goal).await {
                 Ok(after) => break after,
                 Err(error) if error.kind() == ErrorKind::Held => {
-                    if budget.is_some_and(|budget| began.elapsed() + LOOK_AGAIN > budget) {
-                        let code = if budget == Some(Duration::ZERO) { exit::BUSY } else { exit::TIMED_OUT };
+                    if !self.until_clear(goal, end, voice).await? {
+                        let code = if wait == Wait::No { exit::BUSY } else { exit::TIMED_OUT };
                         return Err(Failure::new(
                             code,
                             format!(
@@ -231,11 +231,6 @@ impl Opened {
                             ),
                         ));
                     }
-                    if told != error.message() {
-                        told = error.message().to_owned();
-                        voice.progress(format_args!("waiting: {told}"));
-                    }
-                    tokio::time::sleep(LOOK_AGAIN).await;
                 }
                 Err(error) => return Err(self.failure(&error)),
             }
@@ -273,6 +268,28 @@ impl Opened {
                 path.display()
             ))),
             _ => Ok(0),
+        }
+    }
+
+    /// Looks until nobody is in the way of a goal any more; says whether that came in time.
+    async fn until_clear(&self, goal: Stage, end: Option<Instant>, voice: &Voice) -> Result<bool, Failure> {
+        let mut told = Vec::new();
+        loop {
+            let status = self.look().await?;
+            let way = members(&status.in_the_way(goal).cloned().collect::<Vec<_>>());
+            if way.is_empty() {
+                return Ok(true);
+            }
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let who: Vec<_> = status.in_the_way(goal).map(|(side, member)| (*side, member.owner)).collect();
+            if told != who {
+                voice.progress(format_args!("waiting for {goal}: {}", way.join(", ")));
+                told = who;
+            }
+            tokio::time::sleep(LOOK_AGAIN.min(left)).await;
         }
     }
 
