@@ -192,14 +192,14 @@ fn http_get(port: u16, path: &str) -> Option<String> {
 
 #[test]
 fn order_demo_refuses_the_late_holder_when_its_locks_are_on_zookeeper() {
-    if is_skipped("zookeeper") || is_skipped("zk") {
+    if is_skipped("zk") || is_skipped("zookeeper") {
         return;
     }
     let classes = std::env::var("LOCK_ZOOKEEPER_CLASSPATH")
         .unwrap_or_else(|_| "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar".into());
     assert!(
         classes.split(':').any(|part| std::path::Path::new(part).is_file()),
-        "ZooKeeper is missing; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zookeeper)"
+        "ZooKeeper is missing; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zk)"
     );
     let says = |port: u16| {
         let mut line = TcpStream::connect(("127.0.0.1", port)).ok()?;
