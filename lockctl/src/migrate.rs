@@ -11,6 +11,7 @@ use std::{
 use lockcore::{
     ClientOptions, ErrorKind, LockClient,
     backend::{Call, LockBackend, Member},
+    config::BackendConfig,
     migrate::{Migration, Side, Stage, Status},
 };
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ use crate::{
     failure::Failure,
     file,
     run::default_label,
-    store::{bridge_shown, registry, variable},
+    store::{bridge_shown, registry, url_of_option, variable},
     voice::{Voice, millis, print},
 };
 
@@ -48,8 +49,29 @@ struct Opened {
     shown: String,
 }
 
-impl Opened {
-    async fn new(which: &MigrateArgs) -> Result<Self, Failure> {
+/// What is opened: from a file, or from the command line.
+struct Chosen {
+    name: String,
+    from: BackendConfig,
+    to: BackendConfig,
+    namespace: String,
+    shown: String,
+}
+
+impl Chosen {
+    fn new(which: &MigrateArgs) -> Result<Self, Failure> {
+        match (&which.from, &which.to, &which.bridge, &which.namespace) {
+            (Some(from), Some(to), Some(name), Some(namespace)) => {
+                let (from, to) = (url_of_option("--from", from)?, url_of_option("--to", to)?);
+                let shown = format!("bridge {name} from {from} to {to}");
+                let (from, to) = (BackendConfig::new(from), BackendConfig::new(to));
+                Ok(Self { name: name.clone(), from, to, namespace: namespace.clone(), shown })
+            }
+            _ => Self::of_file(which),
+        }
+    }
+
+    fn of_file(which: &MigrateArgs) -> Result<Self, Failure> {
         let args = StoreArgs {
             store: None,
             risk: None,
@@ -83,16 +105,29 @@ impl Opened {
                 }
             },
         };
-        let shown = bridge_shown(name, &file.config);
-        let open = async |side: Side, store: &str| {
-            let backend = &file.config.backend[store]; // a file with a name that leads nowhere has been refused
+        // A file with a name that leads nowhere has been refused.
+        let store = |store: &str| file.config.backend[store].clone();
+        Ok(Self {
+            name: name.clone(),
+            from: store(&bridge.from),
+            to: store(&bridge.to),
+            namespace: which.namespace.clone().unwrap_or_else(|| file.config.namespace.clone()),
+            shown: bridge_shown(name, &file.config),
+        })
+    }
+}
+
+impl Opened {
+    async fn new(which: &MigrateArgs) -> Result<Self, Failure> {
+        let Chosen { name, from, to, namespace, shown } = Chosen::new(which)?;
+        let registry = registry();
+        let open = async |side: Side, backend: &BackendConfig| {
             let opened = registry.connect(backend).await.map_err(|e| Failure::store(&e, &backend.url))?;
             Ok::<_, Failure>((side, backend.url.to_string(), opened))
         };
-        let stores = [open(Side::From, &bridge.from).await?, open(Side::To, &bridge.to).await?];
-        let migration = Migration::new(name, stores[0].2.clone(), stores[1].2.clone())
+        let stores = [open(Side::From, &from).await?, open(Side::To, &to).await?];
+        let migration = Migration::new(&name, stores[0].2.clone(), stores[1].2.clone())
             .map_err(|error| Failure::usage(error.message().to_owned()))?;
-        let namespace = which.namespace.clone().unwrap_or_else(|| file.config.namespace.clone());
         let options = ClientOptions::default().with(|o| {
             o.namespace.clone_from(&namespace);
             o.label = Some(default_label().into());

@@ -150,6 +150,29 @@ fn a_bridge_that_is_not_there_is_refused_with_what_is() {
     );
 }
 
+#[test]
+fn two_addresses_do_where_there_is_no_file() {
+    let stage = Stage::new();
+    let url = |name: &str| format!("sqlite://{}", stage.path(name).display());
+    let (old, new) = (url("old.db"), url("new.db"));
+    let ask =
+        |words: &[&str]| stage::Answer::of(stage.bare(&[&["migrate"], words].concat()).output().unwrap());
+    let stores = ["moving", "--from", &old, "--to", &new, "--namespace", "shop"];
+    let status = || ask(&[&["--json", "status"], &stores[..]].concat()).json();
+    assert_eq!(status()["stage"], "plain");
+    assert!(ask(&[&["advance"], &stores[..]].concat()).stdout.contains("plain -> from"));
+    let after = status();
+    assert_eq!((&after["stage"], &after["from"], &after["to"]), (&"from".into(), &old.into(), &new.into()));
+    // One without the other, a password in the open, and a namespace that nobody named.
+    ask(&["status", "moving", "--to", "sqlite:///x.db", "--namespace", "shop"]).says(125, "--from");
+    ask(&["status", "moving", "--from", "sqlite:///x.db", "--to", "sqlite:///y.db"]).says(125, "--namespace");
+    let secret =
+        ["status", "moving", "--from", "redis://:secret@h", "--to", "sqlite:///y.db", "--namespace", "shop"];
+    let refused = ask(&secret);
+    assert!(!refused.stderr.contains("secret"), "{refused:?}");
+    refused.says(125, "--from holds a password");
+}
+
 /// The operator's page, run as it is written: its file, and then its commands in their order.
 #[test]
 fn the_page_for_operators_works_as_it_is_written() {
