@@ -55,11 +55,14 @@ struct Link {
     number: u64,
     /// Ends with the connection, and with the runtime whose tasks drive the client.
     guard: JoinHandle<()>,
+    life: Arc<AtomicU64>,
 }
 
 impl Drop for Link {
+    /// Nobody stands guard between this connection and the next, and the cluster may be restored meanwhile.
     fn drop(&mut self) {
         self.guard.abort();
+        self.life.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -151,7 +154,7 @@ impl Members {
         let client = Arc::new(client);
         let number = seat.made.fetch_add(1, Ordering::Relaxed);
         let guard = tokio::spawn(stands_guard(client.clone(), self.life.clone()));
-        let link = Link { client: client.clone(), number, guard };
+        let link = Link { client: client.clone(), number, guard, life: self.life.clone() };
         *seat.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok((client, Post { at, number }))
     }
