@@ -37,6 +37,8 @@ pub(crate) struct Members {
 #[derive(Default)]
 struct Seat {
     link: Mutex<Option<Link>>,
+    /// Held by who makes a connection: others wait for it instead of making more.
+    dialling: tokio::sync::Mutex<()>,
     answers: AtomicU64,
     /// Connections made so far.
     made: AtomicU64,
@@ -99,6 +101,14 @@ impl Drop for Waiting<'_> {
     }
 }
 
+impl Seat {
+    fn standing(&self, at: usize) -> Option<(Arc<Client>, Post)> {
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = link.as_ref().filter(|link| !link.guard.is_finished())?;
+        Some((link.client.clone(), Post { at, number: link.number }))
+    }
+}
+
 impl Members {
     pub(crate) fn new(config: EtcdConfig) -> Self {
         let seats = config.endpoints.iter().map(|_| Seat::default()).collect();
@@ -124,10 +134,12 @@ impl Members {
 
     async fn link(&self, at: usize) -> std::result::Result<(Arc<Client>, Post), Said> {
         let seat = &self.seats[at];
-        if let Some(link) = &*seat.link.lock().unwrap_or_else(PoisonError::into_inner)
-            && !link.guard.is_finished()
-        {
-            return Ok((link.client.clone(), Post { at, number: link.number }));
+        if let Some(standing) = seat.standing(at) {
+            return Ok(standing);
+        }
+        let _alone = seat.dialling.lock().await;
+        if let Some(standing) = seat.standing(at) {
+            return Ok(standing);
         }
         let endpoint = &self.config.endpoints[at];
         let mut options = ConnectOptions::new()

@@ -189,7 +189,11 @@ async fn with_users(server: &Server) -> Client {
 }
 
 fn as_user(server: &Server, password: &str) -> Arc<EtcdBackend> {
-    let config = EtcdConfig::new([&server.url]).with(|c| {
+    as_user_at(&[&server.url], password)
+}
+
+fn as_user_at(urls: &[&str], password: &str) -> Arc<EtcdBackend> {
+    let config = EtcdConfig::new(urls.iter().copied()).with(|c| {
         c.user = Some("locks".into());
         c.password = Some(password.into());
     });
@@ -263,6 +267,27 @@ async fn a_token_that_runs_out_while_a_lock_is_held_or_waited_for_is_renewed() {
     assert_eq!(backend.preflight(&call()).await.unwrap_err().kind(), ErrorKind::Unauthorized);
     root.user_grant_role("locks", "locks").await.unwrap();
     assert_eq!(other.release(&call(), &next).await.unwrap(), Released::Now);
+}
+
+#[tokio::test]
+async fn many_calls_at_once_dial_one_connection() {
+    let Some(server) = Server::start() else { return };
+    let _root = with_users(&server).await;
+    let wire = Wire::to(&server.url).await;
+    // Each connection logs in first, so there is time for the others to dial, too.
+    let backend = as_user_at(&[&wire.url], "s3cret");
+    let mut rounds = Vec::new();
+    for n in 0..20 {
+        let backend = backend.clone();
+        rounds.push(tokio::spawn(async move {
+            let held = backend.acquire(&call(), &request(&format!("k/{n}"))).await.unwrap();
+            backend.release(&call(), &held).await.unwrap()
+        }));
+    }
+    for round in rounds {
+        assert_eq!(round.await.unwrap(), Released::Now);
+    }
+    assert_eq!(wire.connections(), 1);
 }
 
 #[tokio::test]
