@@ -15,14 +15,15 @@ use tokio::{sync::Notify, task::JoinHandle, time::Instant};
 
 use crate::{
     config::EtcdConfig,
-    error::{Auth, auth_trouble, error, lease_exists, lease_is_gone, lost_connection},
+    error::{Auth, auth_trouble, error, is_of_the_cluster, lease_exists, lease_is_gone, lost_connection},
 };
 
 /// A member that has said nothing for this long, while somebody waited for it, is not asked first any more.
 const SILENCE: Duration = Duration::from_millis(250);
 
 /// One client a member. One member is asked by everybody until there is evidence against it: it refuses or loses the
-/// connection, it knows no leader, or it is silent. Then the next one is.
+/// connection, it knows no leader, or it is silent. Then the next one is. A refusal that any other would give as well is
+/// none: it is an answer.
 pub(crate) struct Members {
     config: EtcdConfig,
     current: AtomicUsize,
@@ -356,8 +357,12 @@ impl Members {
             }
             Ok(Err(said)) => {
                 self.note(&said);
+                if !lost_connection(&said) {
+                    self.seats[at].answers.fetch_add(1, Ordering::Relaxed);
+                }
+                let speaks_for_all = is_of_the_cluster(&said);
                 let error = error(said);
-                if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
+                if !speaks_for_all && matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
                     self.turn(at);
                 }
                 Err(error)
