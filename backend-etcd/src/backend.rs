@@ -400,10 +400,9 @@ impl LockBackend for EtcdBackend {
                 continue;
             };
             let holder = self.holder(call, first, base).await?;
-            if let (Some(expect), Some(holder)) = (expect, &holder)
-                && holder.stamp() != expect
-            {
-                return Err(Error::held_by(ErrorKind::Held, Some(holder.clone())));
+            // A place that cannot be read is not the one that was meant.
+            if expect.is_some_and(|expect| holder.as_ref().map(Holder::stamp) != Some(expect)) {
+                return Err(Error::held_by(ErrorKind::Held, holder));
             }
             let r = first.create_revision();
             let mut ops = vec![TxnOp::delete(first.key(), None), put];
@@ -413,10 +412,11 @@ impl LockBackend for EtcdBackend {
                 let mark = space.mark(name, &owner);
                 ops.push(TxnOp::put(mark, holder.fence.to_string(), Some(options)));
             }
-            let same = Compare::create_revision(first.key(), CompareOp::Equal, r);
-            let (done, revision, _) =
-                self.txn(call, Txn::new().when([same, unchanged]).and_then(ops)).await?;
-            if done {
+            // Also the lease that the mark goes with must be the place's still: a renewal may have swapped it.
+            let same = Compare::mod_revision(first.key(), CompareOp::Equal, first.mod_revision());
+            let txn = Txn::new().when([same, unchanged]).and_then(ops);
+            let answer = self.txn_or_gone(call, txn, Repeat::Never).await?;
+            if let Some((true, revision, _)) = answer {
                 self.saw(&space, base + 1, revision, r);
                 return Ok(Broken::new(holder, fence(base + 1, r)?));
             }
