@@ -212,8 +212,8 @@ async fn a_preflight_tells_of_old_versions_dead_members_and_the_shortest_ttl() {
     assert_eq!(server.leases().await, 0, "the probe is gone");
 
     let dead = "http://127.0.0.1:1";
-    let config = lockcore_etcd::EtcdConfig::new([server.url.as_str(), dead]);
-    let pair = lockcore_etcd::EtcdBackend::lazy(config).unwrap();
+    let pair = EtcdBackend::lazy(EtcdConfig::new([server.url.as_str(), dead])).unwrap();
     let found = pair.preflight(&call()).await.unwrap();
     assert!(found.findings.iter().any(|finding| finding.contains(dead)), "{:?}", found.findings);
+    assert!(!found.capabilities.survives.pause, "nobody knows which version the dead one has");
 }
