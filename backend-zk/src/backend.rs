@@ -19,6 +19,8 @@ use crate::{
 const BACKEND: &str = "zookeeper";
 const LIST_PAGE: usize = 1000;
 
+/// Between two tries of a waiter that has no session.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Locks on a ZooKeeper ensemble.
 ///
 /// # Units
@@ -559,6 +561,7 @@ impl ZkBackend {
     async fn enqueue(
         &self,
         call: &Call,
+        let mut stood = false;
         request: &AcquireRequest,
         space: &Space,
         queue: &str,
@@ -571,10 +574,12 @@ impl ZkBackend {
         let (began, mut waited) = (call.now(), false);
         'enqueue: loop {
             let (place, mut node, mut look) = match self.enter(call, request, space, queue, key).await {
+            stood = true;
                 Ok(Some(entered)) => entered,
                 Ok(None) => continue,
                 Err(error) => {
-                    if !self.goes_on(call, request, key, &error).await {
+                    stood |= error.kind() == ErrorKind::Unknown;
+                    if !self.goes_on(call, request, key, stood, &error).await {
                         return Err(error);
                     }
                     continue;
@@ -640,7 +645,7 @@ impl ZkBackend {
                     Ok(Next::Enqueue) => continue 'enqueue,
                     Ok(Next::Look | Next::Wait) => {}
                     Err(error) => {
-                        if !self.goes_on(call, request, key, &error).await {
+                        if !self.goes_on(call, request, key, stood, &error).await {
                             return Err(error);
                         }
                         if session.is_over() {
@@ -656,19 +661,31 @@ impl ZkBackend {
         }
     }
 
-    /// Says whether a waiter goes on after this error: its place may stand, and the connection may come back.
-    async fn goes_on(&self, call: &Call, request: &AcquireRequest, key: &str, error: &Error) -> bool {
+    /// Says whether a waiter goes on after this error: its place may stand, and the connection may come back. Where the place
+    /// went with its session, it queues again, by a new one as soon as that can be had.
+    async fn goes_on(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        key: &str,
+        stood: bool,
+        error: &Error,
+    ) -> bool {
         let Some(end) = request.wait_until() else { return false };
-        let Some(place) = self.inner.places.get(key) else { return false };
         if !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) || call.now() >= end {
             return false;
         }
-        let patience = call.now().saturating_add(place.session.pace());
-        if place.session.is_connected() {
+        let soon = |pause| call.now().saturating_add(pause).min(end);
+        match self.inner.places.get(key) {
+            Some(place) if place.session.is_over() => {}
             // Not in a circle: what failed on a connection that stands may fail again at once.
-            call.clock().sleep_until(patience.min(end)).await;
-        } else {
-            place.session.settled(end).await;
+            Some(place) if place.session.is_connected() => {
+                call.clock().sleep_until(soon(place.session.pace())).await;
+            }
+            Some(place) => place.session.settled(end).await,
+            // Given up, or never there.
+            None if !stood || self.inner.places.is_given_up(key) => return false,
+            None => call.clock().sleep_until(soon(PAUSE)).await,
         }
         call.now() < end
     }

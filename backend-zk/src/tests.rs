@@ -11,7 +11,7 @@ use zookeeper_client::Client;
 
 use crate::{
     ZkBackend,
-    places::{Place, key},
+    places::{Place, Stage, key},
 };
 
 impl ZkBackend {
@@ -50,6 +50,38 @@ async fn a_session_that_somebody_closed_is_a_loss_and_the_next_acquire_opens_ano
     assert!(next.fence > held.fence);
     assert_ne!(backend.place(&again).unwrap().session.id, session.id);
     assert_eq!(backend.release(&call(), &held).await.unwrap(), Released::AlreadyOver);
+    assert_eq!(backend.release(&call(), &next).await.unwrap(), Released::Now);
+}
+
+#[tokio::test]
+async fn a_waiter_outlives_its_session_also_where_no_other_can_be_had_for_a_while() {
+    let Some(server) = Server::start() else { return };
+    let wire = Wire::to(&server.address).await;
+    let (backend, other) = (backend_at(&wire.address).await, server.backend().await);
+    let held = other.acquire(&call(), &request_of("w", Duration::from_secs(60))).await.unwrap();
+    let waiting = request_of("w", Duration::from_millis(600)).waiting_until(Moment::MAX);
+    let waiter = waits(&backend, waiting.clone(), 1).await;
+    let session = backend.place(&waiting).unwrap().session;
+    wire.refuse(true);
+    wire.cut();
+    eventually("the session is over, and with it the place", async || {
+        session.is_over() && backend.place(&waiting).is_none()
+    })
+    .await;
+    // Whoever asks for a session in turns with the waiter gets none.
+    for _ in 0..2 {
+        let none = backend.acquire(&call(), &request_of("x", Duration::from_millis(600))).await.unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::Unavailable, "{none:?}");
+    }
+    assert!(!waiter.is_finished(), "it gave up");
+    wire.refuse(false);
+    eventually("it stands in the queue again", async || {
+        backend.place(&waiting).is_some_and(|place| matches!(place.stage, Stage::Stands(_)))
+    })
+    .await;
+    assert_eq!(other.release(&call(), &held).await.unwrap(), Released::Now);
+    let next = waiter.await.unwrap().unwrap();
+    assert!(next.fence > held.fence);
     assert_eq!(backend.release(&call(), &next).await.unwrap(), Released::Now);
 }
 
