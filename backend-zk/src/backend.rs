@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future;
 use lockcore::backend::*;
 
 use crate::{
@@ -18,9 +19,9 @@ use crate::{
 
 const BACKEND: &str = "zookeeper";
 const LIST_PAGE: usize = 1000;
-
 /// Between two tries of a waiter that has no session.
 const PAUSE: Duration = Duration::from_millis(100);
+
 /// Locks on a ZooKeeper ensemble.
 ///
 /// # Units
@@ -196,43 +197,32 @@ impl LockBackend for ZkBackend {
 
     async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
         let mut answers: Vec<Option<Result<Lease>>> = leases.iter().map(|_| None).collect();
-        let mut by_session: Vec<(Arc<Session>, Vec<(usize, Place, String)>)> = Vec::new();
+        let mut by_session: Vec<(Arc<Session>, Vec<Renewing<'_>>)> = Vec::new();
+        let mut foreign = Vec::new();
         for (at, lease) in leases.iter().enumerate() {
             let (queue, key) = self.standing_of(call, lease);
             match self.held(call, &key, lease) {
                 Ok((place, path)) => {
                     let of = by_session.iter_mut().find(|(session, _)| Arc::ptr_eq(session, &place.session));
+                    let session = place.session.clone();
+                    let renewing = Renewing { at, lease, place, path };
                     match of {
-                        Some((_, places)) => places.push((at, place, path)),
-                        None => by_session.push((place.session.clone(), vec![(at, place, path)])),
+                        Some((_, places)) => places.push(renewing),
+                        None => by_session.push((session, vec![renewing])),
                     }
                 }
                 Err(Some(error)) => answers[at] = Some(Err(error)),
-                Err(None) => answers[at] = Some(Err(self.not_ours(call, &queue, lease).await)),
+                Err(None) => foreign.push((at, lease, queue)),
             }
         }
-        for (session, places) in by_session {
-            let paths: Vec<String> = places.iter().map(|(_, _, path)| path.clone()).collect();
-            let sent = call.now();
-            match wire::prove(&session, bound_of(call), &paths).await {
-                Ok(found) => {
-                    for ((at, place, _), found) in places.into_iter().zip(found) {
-                        let stands = found.is_some_and(|(_, stat)| crate::session::is_own(&session, &stat));
-                        answers[at] = Some(self.renewed(call, &leases[at], ttl, sent, &place, stands).await);
-                    }
-                }
-                Err(error) => {
-                    let over = session.is_over();
-                    let mut error = Some(error);
-                    for (at, ..) in places {
-                        let said = error.take().unwrap_or_else(|| {
-                            Error::new(ErrorKind::Unknown, "the session's heartbeat was not answered")
-                        });
-                        answers[at] =
-                            Some(Err(if over { Error::lost(LostReason::SessionEnded) } else { said }));
-                    }
-                }
-            }
+        // Side by side: a session that is silent takes nothing of the others' time.
+        let by_session = by_session.iter().map(|(session, places)| self.renew_on(call, session, places, ttl));
+        let foreign = foreign
+            .iter()
+            .map(async |(at, lease, queue)| (*at, Err::<Lease, _>(self.not_ours(call, queue, lease).await)));
+        let (by_session, foreign) = tokio::join!(future::join_all(by_session), future::join_all(foreign));
+        for (at, answer) in by_session.into_iter().flatten().chain(foreign) {
+            answers[at] = Some(answer);
         }
         let unanswered = || Err(Error::new(ErrorKind::Unknown, "the renewal was not answered"));
         answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
@@ -561,7 +551,6 @@ impl ZkBackend {
     async fn enqueue(
         &self,
         call: &Call,
-        let mut stood = false;
         request: &AcquireRequest,
         space: &Space,
         queue: &str,
@@ -572,9 +561,9 @@ impl ZkBackend {
         let waits = request.wait_until();
         // A deadline counts from the start of the acquire, unless it waited since.
         let (began, mut waited) = (call.now(), false);
+        let mut stood = false;
         'enqueue: loop {
             let (place, mut node, mut look) = match self.enter(call, request, space, queue, key).await {
-            stood = true;
                 Ok(Some(entered)) => entered,
                 Ok(None) => continue,
                 Err(error) => {
@@ -585,6 +574,7 @@ impl ZkBackend {
                     continue;
                 }
             };
+            stood = true;
             if !waited {
                 look.sent = began;
             }
@@ -867,6 +857,38 @@ impl ZkBackend {
         }
     }
 
+    /// Renews what stands on one session: by one heartbeat, and a look at each node behind it.
+    async fn renew_on(
+        &self,
+        call: &Call,
+        session: &Arc<Session>,
+        places: &[Renewing<'_>],
+        ttl: Duration,
+    ) -> Vec<(usize, Result<Lease>)> {
+        let paths: Vec<String> = places.iter().map(|renewing| renewing.path.clone()).collect();
+        let sent = call.now();
+        let proven = wire::prove(session, bound_of(call), &paths).await;
+        if proven.is_err() && session.is_over() {
+            let over = |renewing: &Renewing<'_>| (renewing.at, Err(Error::lost(LostReason::SessionEnded)));
+            return places.iter().map(over).collect();
+        }
+        let found = match proven {
+            Ok(found) => found,
+            Err(error) => return places.iter().map(|renewing| (renewing.at, Err(same(&error)))).collect(),
+        };
+        let renewed = places.iter().zip(found).map(async |(Renewing { at, lease, place, .. }, found)| {
+            let renewed = match found {
+                Ok(found) => {
+                    let stands = found.is_some_and(|(_, stat)| crate::session::is_own(session, &stat));
+                    self.renewed(call, lease, ttl, sent, place, stands).await
+                }
+                Err(error) => Err(error),
+            };
+            (*at, renewed)
+        });
+        future::join_all(renewed).await
+    }
+
     /// Dates a renewal that the session's heartbeat and a look behind it have proven, or not.
     async fn renewed(
         &self,
@@ -890,6 +912,23 @@ impl ZkBackend {
         let stays = inner.places.learn(&key, |place| place.until = place.until.max(until));
         // The keeper was faster: it took the lease at its old end.
         if stays { Ok(renewed) } else { Err(Error::lost(LostReason::Expired)) }
+    }
+}
+
+/// One lease of a batch that is renewed, and where it stands.
+struct Renewing<'a> {
+    at: usize,
+    lease: &'a Lease,
+    place: Place,
+    path: String,
+}
+
+/// Tells one more lease what became of the request that it shared.
+fn same(error: &Error) -> Error {
+    let same = Error::new(error.kind(), error.message().to_owned());
+    match std::error::Error::source(error) {
+        Some(source) => same.with_source(source.to_string()),
+        None => same,
     }
 }
 

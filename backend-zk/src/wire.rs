@@ -296,14 +296,15 @@ pub(crate) async fn change(session: &Session, bound: Duration, change: Change<'_
     }
 }
 
-/// Proves the session by its heartbeat and reads nodes behind it; `None`: the node is gone.
+/// Proves the session by its heartbeat and reads nodes behind it; `None`: the node is gone. What fails for some nodes alone is
+/// their inner error.
 ///
 /// Each node that is there stood when the write was decided, or was made since.
 pub(crate) async fn prove(
     session: &Session,
     bound: Duration,
     paths: &[String],
-) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
+) -> Result<Vec<Result<Option<(Vec<u8>, Stat)>>>> {
     let bound = session.ready(bound).await?;
     let sent = session.clock.now();
     let beat = session.client.set_data(&session.beat, b"", None);
@@ -332,12 +333,16 @@ pub(crate) async fn prove(
         Err(said) => return Err(error(said)),
     }
     let mut found = Vec::with_capacity(paths.len());
-    for part in reads {
-        for one in part.map_err(error)? {
-            found.push(data_of(Some(one))?);
+    for (asked, part) in paths.chunks(PART).zip(reads) {
+        match part {
+            Ok(part) if part.len() == asked.len() => {
+                found.extend(part.into_iter().map(|one| data_of(Some(one))));
+            }
+            Ok(_) => found.extend(asked.iter().map(|_| Err(no_certain_answer()))),
+            Err(said) => found.extend(asked.iter().map(|_| Err(error(said.clone())))),
         }
     }
-    if found.len() == paths.len() { Ok(found) } else { Err(no_certain_answer()) }
+    Ok(found)
 }
 
 const PART: usize = 256;
