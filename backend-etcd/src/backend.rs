@@ -283,10 +283,12 @@ impl LockBackend for EtcdBackend {
     }
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
-        let base = Space::new(call.namespace()).base();
-        let (_, revision, answers) =
-            self.txn_freely(call, Txn::new().and_then([TxnOp::get(base, None)])).await?;
-        range(&answers, 0).first().map(|record| fence(base_of(record)?, revision)).transpose()
+        let space = Space::new(call.namespace());
+        let (revision, answers) = self.snapshot(call, &space, [TxnOp::get(space.base(), None)]).await?;
+        let Some(record) = range(&answers, 1).into_iter().next() else { return Ok(None) };
+        // A snapshot that was restored may show less than was granted; the clock does not.
+        let base = self.meet(call, &space).await?.max(base_of(&record)?);
+        fence(base, revision).map(Some)
     }
 
     async fn list(
@@ -445,6 +447,10 @@ impl LockBackend for EtcdBackend {
         Ok(released)
     }
 
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        self.read_members(call).await
+    }
+
     async fn second_connection(&self, _call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
         Ok(Some(Arc::new(self.beside())))
     }
@@ -479,8 +485,4 @@ impl EtcdBackend {
         }
         Error::lost(why)
     }
-}
-
-fn no_record() -> Error {
-    Error::new(ErrorKind::Unavailable, "the namespace's record is gone")
 }
