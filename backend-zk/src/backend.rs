@@ -19,6 +19,8 @@ use crate::{
 
 const BACKEND: &str = "zookeeper";
 const LIST_PAGE: usize = 1000;
+/// What the names of memberships begin with.
+const PHASE: &str = "phase";
 /// Between two tries of a waiter that has no session.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -267,10 +269,15 @@ impl LockBackend for ZkBackend {
     }
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
-        let session = self.inner.any_session(call).await?;
+        let inner = &self.inner;
+        let (space, session) = (inner.space(call), inner.any_session(call).await?);
         let zxid = session.write_beat(bound_of(call)).await?;
-        let record = wire::read_base(&session, bound_of(call), &self.inner.space(call).base()).await?;
-        record.map(|record| fence(record.base, zxid)).transpose()
+        let Some(record) = wire::read_base(&session, bound_of(call), &space.base()).await? else {
+            return Ok(None);
+        };
+        // An ensemble that lost its past may show less than was granted; the clock does not.
+        let base = inner.meet(call, &session, &space).await?.max(record.base);
+        fence(base, zxid).map(Some)
     }
 
     async fn list(
@@ -423,6 +430,10 @@ impl LockBackend for ZkBackend {
             if now.as_ref() != expect {
                 return Ok(false);
             }
+            // Before the record, so that it holds for who knows of no migration, too.
+            if let Some(floor) = new.floor {
+                inner.raise_base(call, &session, &space, floor).await?;
+            }
             let version = found.map(|(_, stat)| stat.version);
             // Where somebody was faster, the next turn finds out what stands there.
             if wire::write(&session, bound, &path, &phases::write(new), version).await? {
@@ -434,7 +445,8 @@ impl LockBackend for ZkBackend {
     async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
         let inner = &self.inner;
         let (space, bound) = (inner.space(call), bound_of(call));
-        let request = AcquireRequest::new(LockName::from_segments(["phase", phase])?, ttl);
+        let name = LockName::from_segments([PHASE, phase])?;
+        let request = AcquireRequest::new(name, ttl).labelled(call.label());
         let queue = space.members(request.name());
         let key = key(&queue, request.owner());
         let began = call.now();
@@ -445,9 +457,13 @@ impl LockBackend for ZkBackend {
         inner.places.insert(&key, Place::asked(&session, &queue, *request.owner()));
         let mut turn = 0;
         let node = loop {
+            let before = inner.seen();
             let entered = wire::enter(&session, bound, &space.base(), &queue, &stem, &note, turn > 0).await?;
             match entered {
-                Some((node, _)) => break node,
+                Some((node, _)) => {
+                    inner.wrote(before, node.czxid);
+                    break node;
+                }
                 None if turn < 4 => {
                     session.make_all(bound, &space.all_members()).await?;
                     turn += 1;
@@ -484,6 +500,31 @@ impl LockBackend for ZkBackend {
 
     async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
         self.release(call, member).await
+    }
+
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        let inner = &self.inner;
+        let (all, session) = (inner.space(call).all_members(), inner.any_session(call).await?);
+        // Behind a write of our own: who joined before the record was changed is seen.
+        session.write_beat(bound_of(call)).await?;
+        let phases =
+            wire::list(&session, bound_of(call), &all).await?.map_or_else(Vec::new, |(nodes, _)| nodes);
+        let mut members = Vec::new();
+        for node in phases {
+            let Some(name) = unescape(&node) else { continue };
+            let Some(phase) = name.as_str().strip_prefix(PHASE).and_then(|rest| rest.strip_prefix('/'))
+            else {
+                continue;
+            };
+            let listed = wire::members(&session, bound_of(call), &format!("{all}/{node}")).await?;
+            members.extend(listed.into_iter().map(|(owner, note)| {
+                // What is left of another's session is not told.
+                Member::new(phase, owner.digest())
+                    .with(|member| member.label = Some(note.label).filter(|label| !label.is_empty()))
+            }));
+        }
+        members.sort_by(|one, other| (&one.phase, &one.label).cmp(&(&other.phase, &other.label)));
+        Ok(members)
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
