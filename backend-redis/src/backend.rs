@@ -11,7 +11,7 @@ use crate::{
     operations::Operations,
     preflight,
     replicas::Wait,
-    road::Road,
+    road::{Road, Trip},
     wait::{Pushes, Waiter},
     wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, Record, Renewal, Standing},
 };
@@ -107,10 +107,22 @@ impl RedisBackend {
             let now = call.now();
             let last = self.operations.first_unanswered(owner, now).saturating_add(request.ttl());
             if now >= last {
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "an earlier request of this acquisition was never answered, and its time is over",
-                ));
+                match self.operations.in_doubt(owner).filter(|_| request.wait_until().is_some()) {
+                    // A waiter was told nothing yet: once no copy can run any more, it is as if none had left.
+                    Some(bound) => match self.outlive(&mut trip, call, keys, bound).await? {
+                        Some(held) => return Ok(held),
+                        None => {
+                            self.operations.forget(owner);
+                            continue;
+                        }
+                    },
+                    None => {
+                        return Err(Error::new(
+                            ErrorKind::Unavailable,
+                            "an earlier request of this acquisition was never answered, and its time is over",
+                        ));
+                    }
+                }
             }
             let not_after = link.server_time(last.min(call.deadline()));
             let ask = Ask {
@@ -157,6 +169,25 @@ impl RedisBackend {
         }
     }
 
+    /// Looks whether the time of requests that were never answered is over by the clock that they are checked against.
+    /// `None`: it is, and what one of them took, the next request is told.
+    async fn outlive(
+        &self,
+        trip: &mut Trip<'_>,
+        call: &Call,
+        keys: &Keys,
+        bound: u64,
+    ) -> Result<Option<Attempt>> {
+        let sent = call.now();
+        let seen = wire::inspect(trip, call, keys).await?;
+        if seen.us > bound {
+            return Ok(None);
+        }
+        let over = sent.saturating_add(Duration::from_micros(bound - seen.us));
+        let holder = seen.record.map(|record| holder(&record, seen.left, seen.us));
+        Ok(Some(Attempt::Held { holder, ends: over }))
+    }
+
     /// Takes back a grant that too few replicas have; returns what is to be said.
     async fn take_back(
         &self,
@@ -182,6 +213,13 @@ impl RedisBackend {
     }
 
     async fn take(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        let mut doubt = false;
+        let taken = self.take_in_turns(call, request, &mut doubt).await;
+        taken.map_err(|error| if doubt { in_doubt(error) } else { error })
+    }
+
+    /// `doubt`: a request went unanswered on the way, and what comes at the end does not speak for it.
+    async fn take_in_turns(&self, call: &Call, request: &AcquireRequest, doubt: &mut bool) -> Result<Lease> {
         check_ttl(request.ttl())?;
         if let Some(floor) = request.floor() {
             check_floor(floor)?;
@@ -207,6 +245,7 @@ impl RedisBackend {
                         && error.kind() == ErrorKind::Unknown
                         && call.remaining() > self.config.poll * 2 =>
                 {
+                    *doubt = true;
                     call.clock().sleep_until(call.now().saturating_add(self.config.poll)).await;
                     continue;
                 }
@@ -216,12 +255,13 @@ impl RedisBackend {
                 return Err(Error::held_by(ErrorKind::Held, holder));
             };
             let timed_out = |now: Moment| now.saturating_add(TOO_LATE) >= end;
-            let give_up = |holder| match self.operations.in_doubt(request.owner()) {
-                None => Error::held_by(ErrorKind::WaitTimeout, holder),
-                Some(_) => Error::new(
-                    ErrorKind::Unknown,
-                    "the wait budget is used up, and a request on the way was never answered",
-                ),
+            let give_up = |holder| {
+                let error = Error::held_by(ErrorKind::WaitTimeout, holder);
+                // Also one of an earlier call.
+                match self.operations.in_doubt(request.owner()) {
+                    None => error,
+                    Some(_) => in_doubt(error),
+                }
             };
             if timed_out(call.now()) {
                 return Err(give_up(holder));
@@ -288,6 +328,10 @@ impl RedisBackend {
 
     pub(crate) fn learnt(&self) -> &Learnt {
         &self.learnt
+    }
+
+    pub(crate) fn is_in_doubt(&self, owner: &Owner) -> bool {
+        self.operations.in_doubt(owner).is_some()
     }
 }
 
@@ -551,6 +595,15 @@ pub(crate) fn holder(record: &Record, left: Duration, us: u64) -> Holder {
         holder.since = Some(Duration::from_micros(us.saturating_sub(record.since)));
         holder.label.clone_from(&record.label);
     })
+}
+
+/// Says what an error is worth where a request before it was never answered.
+pub(crate) fn in_doubt(error: Error) -> Error {
+    if !error.kind().had_no_effect() {
+        return error;
+    }
+    let message = format!("a request on the way was never answered; at the end: {}", error.message());
+    Error::new(ErrorKind::Unknown, message).with_source(error)
 }
 
 pub(crate) fn foreign() -> Error {

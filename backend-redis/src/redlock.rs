@@ -22,7 +22,7 @@ use std::{
 use lockcore::{StoreUrl, backend::*};
 
 use crate::{
-    backend::{check_floor, check_ttl, foreign},
+    backend::{check_floor, check_ttl, foreign, in_doubt},
     config::{Address, RedisConfig, WaitReplicas, misconfigured},
     connection::connecting,
     error::{self, Phase},
@@ -572,7 +572,9 @@ impl RedlockBackend {
 
     async fn take(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let taken = self.take_in_turns(call, request, &keys).await;
+        let mut doubt = false;
+        let taken = self.take_in_turns(call, request, &keys, &mut doubt).await;
+        let taken = taken.map_err(|error| if doubt { in_doubt(error) } else { error });
         // Who is told that it may be granted settles it, and others on the way.
         if taken.as_ref().is_err_and(|error| error.kind().had_no_effect()) {
             self.tell_off(call, request.owner(), &keys);
@@ -580,7 +582,14 @@ impl RedlockBackend {
         taken
     }
 
-    async fn take_in_turns(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Result<Lease> {
+    /// `doubt`: a round went unanswered on the way, and what comes at the end does not speak for it.
+    async fn take_in_turns(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Arc<Keys>,
+        doubt: &mut bool,
+    ) -> Result<Lease> {
         self.check_ttl(request.ttl())?;
         if let Some(floor) = request.floor() {
             check_floor(floor)?;
@@ -603,6 +612,7 @@ impl RedlockBackend {
                         && matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable)
                         && call.remaining() > self.config.poll =>
                 {
+                    *doubt |= error.kind() == ErrorKind::Unknown;
                     (None, None, false, Some(error))
                 }
                 Err(error) => return Err(error),
@@ -796,6 +806,11 @@ impl RedlockBackend {
             }
         }
         found
+    }
+
+    /// Says on how many servers a request of this acquisition has no answer.
+    pub(crate) fn in_doubt(&self, owner: &Owner) -> usize {
+        self.members.iter().filter(|member| member.known.operations.in_doubt(owner).is_some()).count()
     }
 
     /// Tells one server off.

@@ -15,6 +15,7 @@ use std::{
 };
 
 use lockcore::{EventKind, LockClient, backend::*};
+use lockcore_conformance::faultline::{Fate, Faultline};
 use rustix::process::Signal;
 
 use crate::{
@@ -1023,6 +1024,68 @@ async fn a_wait_ends_with_its_budget_and_leaves_nothing() {
     assert!((patience.mul_f64(0.9)..WATCHDOG / 4).contains(&took), "a wait of {patience:?} took {took:?}");
     let all: Vec<String> = server.raw(&["KEYS", "*"]).await.unwrap();
     assert_eq!(all.len(), 2, "{all:?}");
+}
+
+/// A waiter behind a line of its own that can only look, so that every reply on it, but for the first, is that of a look.
+async fn looking(server: &Server) -> (Faultline, RedisBackend) {
+    let _: String = server
+        .raw(&["ACL", "SETUSER", "deaf", "on", ">pw", "~lockcore:*", "resetchannels", "+@all"])
+        .await
+        .unwrap();
+    let line = Faultline::start(([127, 0, 0, 1], server.port).into()).unwrap();
+    let config = RedisConfig::new("127.0.0.1", line.address().port()).with(|c| {
+        (c.user, c.password) = (Some("deaf".into()), Some("pw".into()));
+        c.poll = Duration::from_millis(2);
+    });
+    let backend = RedisBackend::connect(config).await.unwrap();
+    (line, backend)
+}
+
+/// Loses the reply to one look of a waiter that has looked for a while.
+async fn lose_a_look(line: &Faultline) {
+    let mut replies = line.judge();
+    for _ in 0..30 {
+        replies.next().await.decide(Fate::Pass);
+    }
+    replies.next().await.decide(Fate::Lose);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_look_went_unanswered_is_granted_the_lock_long_after() {
+    let Some((server, holder)) = start().await else { return };
+    let (line, backend) = looking(&server).await;
+    let held = holder.acquire(&call(), &AcquireRequest::new(name("a"), WATCHDOG * 5)).await.unwrap();
+    let call_w = budget(WATCHDOG);
+    let request = AcquireRequest::new(name("a"), Duration::from_millis(60)).waiting_until(call_w.deadline());
+    let fault = async {
+        lose_a_look(&line).await;
+        // The holder holds on until a lease of the lost request would be over, and it is known that none came of it.
+        while backend.is_in_doubt(request.owner()) {
+            tokio::task::yield_now().await;
+        }
+        holder.release(&call(), &held).await.unwrap();
+    };
+    let (lease, ()) = in_time(async { tokio::join!(backend.acquire(&call_w, &request), fault) }).await;
+    assert!(lease.unwrap().fence > held.fence);
+}
+
+#[tokio::test]
+async fn a_waiter_with_an_unanswered_look_ends_in_doubt() {
+    let Some((server, holder)) = start().await else { return };
+    let _ = holder.acquire(&call(), &AcquireRequest::new(name("a"), WATCHDOG * 5)).await.unwrap();
+    for away in [false, true] {
+        let (line, backend) = looking(&server).await;
+        let (call_w, request) = waiting("a", if away { WATCHDOG } else { Duration::from_secs(1) });
+        let fault = async {
+            lose_a_look(&line).await;
+            line.refuse(away);
+        };
+        let (ended, ()) = in_time(async { tokio::join!(backend.acquire(&call_w, &request), fault) }).await;
+        let error = ended.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        line.refuse(false);
+        assert_eq!(backend.resolve(&call(), &request).await.unwrap(), Resolution::Gone);
+    }
 }
 
 #[tokio::test]

@@ -265,6 +265,32 @@ async fn clients_that_meet_hand_over_with_strictly_growing_fences() {
     group.becomes_free("a").await;
 }
 
+#[tokio::test]
+async fn a_waiter_with_an_unanswered_round_ends_in_doubt() {
+    let Some((mut group, backend)) = three().await else { return };
+    let held = group.everywhere(&backend, &AcquireRequest::new(name("a"), WATCHDOG * 5)).await;
+    group.settled(&held).await;
+    let (call, request) = waiting("a", Duration::from_secs(2));
+    let fault = async {
+        let until = async |is: fn(usize) -> bool| {
+            while !is(backend.in_doubt(request.owner())) {
+                tokio::task::yield_now().await;
+            }
+        };
+        // Between two rounds: the next one is sent to servers that stand.
+        until(|requests| requests > 0).await;
+        until(|requests| requests == 0).await;
+        group.stop(&[0, 1]);
+        until(|requests| requests >= 2).await;
+        // The round that is under way is not answered; those after it find nobody.
+        group.servers[0].kill();
+        group.servers[1].kill();
+    };
+    let (ended, ()) = in_time(async { tokio::join!(backend.acquire(&call, &request), fault) }).await;
+    let error = ended.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+}
+
 /// Majorities that share only one server, and fences far ahead of every clock, which therefore are no help.
 #[tokio::test]
 async fn fences_grow_from_majority_to_majority_without_the_clocks() {
