@@ -52,6 +52,31 @@ async fn locks_in_every_part_of_the_cluster_are_taken_renewed_listed_and_release
 }
 
 #[tokio::test]
+async fn a_node_that_is_silent_costs_no_renewal_of_the_others() {
+    let Some((cluster, backend)) = cluster(0).await else { return };
+    let away = cluster.owner(slot_of("n/0"));
+    let mut leases = Vec::new();
+    for n in 0..12 {
+        leases.push(backend.acquire(&call(), &request(&format!("n/{n}"))).await.unwrap());
+    }
+    // Its group is the first that is asked.
+    cluster.nodes[away].signal(Signal::STOP);
+    let short = budget(Duration::from_millis(600));
+    let answers = backend.renew_many(&short, &leases, TTL * 2).await;
+    assert!(short.now() < short.deadline(), "the answers came when the call was over");
+    cluster.nodes[away].signal(Signal::CONT);
+    for (lease, answer) in leases.iter().zip(answers) {
+        match answer {
+            Ok(renewed) => assert!(renewed.deadline > lease.deadline),
+            Err(error) => {
+                assert_eq!(cluster.owner(slot_of(lease.name.as_str())), away, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_waiter_is_told_of_a_release_on_another_node() {
     let Some((_cluster, backend)) = cluster(0).await else { return };
     for text in ["a", "b", "c", "d"] {
