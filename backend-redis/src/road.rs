@@ -126,8 +126,11 @@ impl Road {
             Self::Many(cluster) => {
                 let mut last = Error::new(ErrorKind::Misconfigured, "a Cluster has nodes");
                 let Address::Cluster(seeds) = &config.address else { return Err(last) };
-                for seed in seeds {
-                    match cluster.node(seed).connect(patience, clock.clone()).await {
+                let end = clock.now().saturating_add(patience);
+                for (seed, left) in seeds.iter().zip((1..=seeds.len()).rev()) {
+                    // One that is silent must not use up the time of the others.
+                    let share = clock.now().until(end) / u32::try_from(left).unwrap_or(u32::MAX);
+                    match cluster.node(seed).connect(share, clock.clone()).await {
                         Ok(()) => return Ok(()),
                         Err(error) => last = error,
                     }
