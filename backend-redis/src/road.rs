@@ -184,17 +184,16 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Returns the answer of something that only counts where replicas have it; it stays in doubt where they do not.
+    /// Returns the answer of something that only counts where replicas have it; it stays in doubt where they do not. What
+    /// did nothing needs no replica.
     pub(crate) fn acknowledged(self) -> Result<Answer> {
         match self.short {
-            None => Ok(self.answer),
-            Some(short) if short.kind().had_no_effect() && short.kind() != ErrorKind::Unavailable => {
-                Err(short)
-            }
-            Some(short) => Err(Error::new(
+            // Also where the server refused to wait: what it did before that is there.
+            Some(short) if self.answer.word == b"ok" => Err(Error::new(
                 ErrorKind::Unknown,
                 format!("it was written, but it may be forgotten: {}", short.message()),
             )),
+            Some(_) | None => Ok(self.answer),
         }
     }
 }
