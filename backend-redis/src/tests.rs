@@ -890,6 +890,22 @@ async fn the_high_water_is_above_every_grant() {
 }
 
 #[tokio::test]
+async fn a_high_water_that_may_not_be_looked_for_is_none() {
+    let Some((server, backend)) = start().await else { return };
+    let far = Fence::new(9_000_000_000_000_000).unwrap();
+    backend.raise_fence(&call(), &name("a"), far).await.unwrap();
+    // Somebody else's key is no fence.
+    let _: i64 = server.raw(&["LPUSH", "lockcore::{list}:fence", "x"]).await.unwrap();
+    assert_eq!(backend.high_water(&call()).await.unwrap(), Some(far));
+    let _: String =
+        server.raw(&["ACL", "SETUSER", "blind", "on", ">pw", "~*", "&*", "+@all", "-get"]).await.unwrap();
+    let blind = config(&server).with(|c| (c.user, c.password) = (Some("blind".into()), Some("pw".into())));
+    let blind = RedisBackend::connect(blind).await.unwrap();
+    let refused = blind.high_water(&call()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthorized, "{refused}");
+}
+
+#[tokio::test]
 async fn namespaces_do_not_see_each_other() {
     let Some((_server, backend)) = start().await else { return };
     let one = backend.acquire(&call().in_namespace("one").unwrap(), &request("a")).await.unwrap();
