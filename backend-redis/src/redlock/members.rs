@@ -76,7 +76,9 @@ impl Member {
                 "the server does not tell which one it is; its user must be allowed INFO",
             ));
         };
-        let ready = asked.saturating_add(self.restart_delay.saturating_sub(Duration::from_secs(uptime)));
+        // It counts the turns of its clock's second, of which the first may have been a moment.
+        let uptime = Duration::from_secs(uptime).saturating_sub(Duration::from_secs(1));
+        let ready = asked.saturating_add(self.restart_delay.saturating_sub(uptime));
         let identity = Identity { link: link.id, run, ready };
         *self.known.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
         Ok(link)

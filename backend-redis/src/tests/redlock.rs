@@ -490,7 +490,7 @@ async fn amnesia(restart_delay: Duration) -> Option<(Lease, Result<Lease>, Redlo
             .until("it is old enough", async |server| {
                 let info: String = server.raw(&["INFO", "server"]).await.unwrap();
                 let uptime = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
-                uptime.trim().parse::<i64>().unwrap() >= old
+                uptime.trim().parse::<i64>().unwrap() > old
             })
             .await;
     }
