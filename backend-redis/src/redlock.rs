@@ -1234,14 +1234,18 @@ impl RedlockBackend {
             Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request(false)
         };
         let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
-        // Of a server that has lost one, nothing is said about the others.
-        let all_ours = |standings: &Vec<Result<Standing<Duration>>>| {
-            let ours = |standing: &Result<_>| matches!(standing, Ok(Standing::Ours(_)));
-            standings.iter().all(ours).then_some(true)
+        // Each lease for itself: a server that has lost one still speaks for the others.
+        let enough = |votes: &Votes<Vec<Result<Standing<Duration>>>>| {
+            (0..leases.len()).all(|n| {
+                let answers = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok()?.get(n)?.as_ref().ok());
+                let ours: Vec<bool> = answers.map(|standing| matches!(standing, Standing::Ours(_))).collect();
+                let yes = ours.iter().filter(|ours| **ours).count();
+                yes >= self.quorum() || ours.len() - yes >= self.veto()
+            })
         };
         let sent = call.now();
-        let votes = self.on_all(call, all_ours, |member, call| {
-            let requests = requests.clone();
+        let votes = ask(call, call.exchange_timeout(), GRACE, self.all(), enough, |member| {
+            let (call, requests) = (call.clone(), requests.clone());
             async move {
                 let link = member.link(&call).await?;
                 let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;

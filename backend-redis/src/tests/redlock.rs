@@ -479,6 +479,24 @@ async fn a_lock_that_one_server_lost_is_held_and_one_that_a_majority_lost_is_los
     assert_eq!(backend.release(&call(), &one).await.unwrap(), Released::Now);
 }
 
+#[tokio::test]
+async fn renewals_of_many_are_decided_each_by_its_own_majority() {
+    let Some((group, backend)) = three().await else { return };
+    let kept = group.everywhere(&backend, &request("a")).await;
+    let lost = group.everywhere(&backend, &request("b")).await;
+    group.settled(&kept).await;
+    group.settled(&lost).await;
+    for server in &group.servers[..2] {
+        let _: () = server.raw(&["DEL", "lockcore::{b}:lock"]).await.unwrap();
+    }
+    // Whoever waited for it would do so for longer than the watchdog.
+    group.stop(&[2]);
+    let patient = budget(WATCHDOG * 4);
+    let answers = in_time(backend.renew_many(&patient, &[kept, lost], TTL)).await;
+    let kinds: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_err(Error::kind).err()).collect();
+    assert_eq!(kinds, [None, Some(ErrorKind::Lost)], "{answers:?}");
+}
+
 /// Five servers; the lock is on three of them, and the one that both majorities share is started again, empty.
 async fn amnesia(restart_delay: Duration) -> Option<(Lease, Result<Lease>, RedlockBackend, Group)> {
     let mut group = Group::start(5, &[]).await?;
