@@ -296,15 +296,17 @@ impl RedlockBackend {
     fn too_few<T>(&self, votes: &Votes<T>, wanted: usize) -> Error {
         let errors: Vec<&Error> = votes.iter().filter_map(|(_, vote)| vote.as_ref().err()).collect();
         let silent = self.members.len() - votes.len();
-        // A mistake in the set-up explains more than a server that is away.
-        let lasting =
-            errors.iter().find(|error| error.kind().had_no_effect() && !error.kind().is_transient());
-        if let Some(error) = lasting {
+        // So many that the others are not enough, whoever comes back.
+        let is_lasting = |error: &&&Error| error.kind().had_no_effect() && !error.kind().is_transient();
+        let lasting: Vec<&Error> = errors.iter().filter(is_lasting).copied().collect();
+        if let Some(error) = lasting.first().filter(|_| lasting.len() + wanted > self.members.len()) {
             return Error::new(error.kind(), error.message().to_owned());
         }
         let unknown = errors.iter().find(|error| !error.kind().had_no_effect());
         let kind = if unknown.is_some() || silent > 0 { ErrorKind::Unknown } else { ErrorKind::Unavailable };
-        too_few(kind, wanted, self.members.len(), unknown.or(errors.first()).copied())
+        // A mistake in the set-up explains more than a server that is away.
+        let last = unknown.copied().or(lasting.first().copied()).or(errors.first().copied());
+        too_few(kind, wanted, self.members.len(), last)
     }
 
     /// Runs one step on all servers, and waits until a majority `says` yes, or so many say no that none can; for all where

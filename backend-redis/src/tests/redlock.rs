@@ -497,6 +497,24 @@ async fn renewals_of_many_are_decided_each_by_its_own_majority() {
     assert_eq!(kinds, [None, Some(ErrorKind::Lost)], "{answers:?}");
 }
 
+#[tokio::test]
+async fn one_server_that_refuses_for_good_does_not_speak_for_all() {
+    let Some((mut group, _)) = three().await else { return };
+    let lock = async |server: &Server| {
+        let _: () = server.raw(&["CONFIG", "SET", "requirepass", "s3cret"]).await.unwrap();
+    };
+    lock(&group.servers[0]).await;
+    group.servers[1].kill();
+    let backend = RedlockBackend::lazy(group.config()).unwrap();
+    let refused = backend.acquire(&short(), &request("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable, "the other may come back: {refused}");
+    assert!(refused.to_string().contains("credentials"), "{refused}");
+    lock(&group.servers[2]).await;
+    let backend = RedlockBackend::lazy(group.config()).unwrap();
+    let refused = backend.acquire(&short(), &request("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthorized, "{refused}");
+}
+
 /// Five servers; the lock is on three of them, and the one that both majorities share is started again, empty.
 async fn amnesia(restart_delay: Duration) -> Option<(Lease, Result<Lease>, RedlockBackend, Group)> {
     let mut group = Group::start(5, &[]).await?;
