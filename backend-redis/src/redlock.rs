@@ -1221,6 +1221,15 @@ impl LockBackend for RedlockBackend {
             member.node.close();
         }
     }
+
+    fn unsupported(&self, verb: Verb) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            "several servers that decide together keep no phases of a migration; locks move between a single server, one \
+             with replicas, a Cluster and other stores",
+        )
+        .about(verb, None, BACKEND)
+    }
 }
 
 impl RedlockBackend {

@@ -25,6 +25,7 @@ use crate::{
 
 mod cluster;
 mod errors;
+mod phases;
 mod redlock;
 mod replicas;
 mod sentinel;
@@ -798,6 +799,13 @@ async fn the_permissions_that_the_readme_lists_suffice() {
     backend.inspect(&call(), &name("a")).await.unwrap();
     assert_eq!(backend.list(&call(), None, None).await.unwrap(), [name("a"), name("b")]);
     backend.high_water(&call()).await.unwrap();
+    let mut record = PhaseRecord::new("moving", 1);
+    record.open = vec!["from".into()];
+    assert!(backend.phase_cas(&call(), None, &record).await.unwrap());
+    let member = backend.join(&call(), "from", TTL).await.unwrap();
+    let member = backend.renew(&call(), &member, TTL).await.unwrap();
+    assert_eq!(backend.members(&call()).await.unwrap().len(), 1);
+    backend.leave(&call(), &member).await.unwrap();
     let preflight = backend.preflight(&call()).await.unwrap();
     assert_eq!(preflight.findings.len(), 1, "{preflight:?}");
 }
