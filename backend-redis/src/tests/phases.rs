@@ -5,6 +5,7 @@ use lockcore::{
     migrate::{Bridge, Migration, Phase, Stage},
 };
 use lockcore_conformance::faultline::{Direction, Faultline};
+use lockcore_sql::{SqliteBackend, SqliteConfig};
 
 use super::{
     server::{ClusterOf, Fleet},
@@ -315,6 +316,12 @@ async fn beside(memory: &MemoryBackend) -> Arc<dyn LockBackend> {
     Arc::new(memory.clone())
 }
 
+/// Opens a SQLite file, as each process does.
+async fn file(directory: &tempfile::TempDir) -> Arc<dyn LockBackend> {
+    let config = SqliteConfig::new(directory.path().join("locks.db"));
+    Arc::new(SqliteBackend::open(config).await.unwrap())
+}
+
 async fn reach(config: &RedisConfig) -> Arc<dyn LockBackend> {
     Arc::new(RedisBackend::connect(config.clone()).await.unwrap())
 }
@@ -331,6 +338,20 @@ async fn a_bridge_from_a_server_and_back_keeps_fences_growing() {
     let Some(server) = Server::start().await else { return };
     let (memory, config) = (MemoryBackend::default(), config(&server));
     pass(async || reach(&config).await, async || beside(&memory).await).await;
+}
+
+#[tokio::test]
+async fn a_bridge_from_a_file_to_a_server_and_back_keeps_fences_growing() {
+    let Some(server) = Server::start().await else { return };
+    let (directory, config) = (tempfile::tempdir().unwrap(), config(&server));
+    pass(async || file(&directory).await, async || reach(&config).await).await;
+}
+
+#[tokio::test]
+async fn a_bridge_from_a_server_to_a_file_and_back_keeps_fences_growing() {
+    let Some(server) = Server::start().await else { return };
+    let (directory, config) = (tempfile::tempdir().unwrap(), config(&server));
+    pass(async || reach(&config).await, async || file(&directory).await).await;
 }
 
 #[tokio::test]
