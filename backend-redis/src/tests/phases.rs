@@ -99,7 +99,7 @@ async fn a_membership_that_ended_is_lost_and_is_listed_no_more() {
     in_time(async { while backend.members(&call()).await.unwrap().len() > 1 {} }).await;
     let fields = async || server.raw::<Vec<String>>(&["HKEYS", "lockcore::{phases}:members"]).await.unwrap();
     assert!(fields().await.contains(&hex(&ends.owner)));
-    backend.join(&call(), "from", TTL).await.unwrap();
+    let _ = backend.join(&call(), "from", TTL).await.unwrap();
     assert!(!fields().await.contains(&hex(&ends.owner)));
     let kept = server.pttl("lockcore::{phases}:members").await;
     assert!((20_000..=31_000).contains(&kept), "the hash is kept for {kept} ms");

@@ -124,6 +124,26 @@ async fn a_grant_is_on_all_servers_with_one_fence_and_a_release_removes_it() {
     assert_eq!(lost.lost_reason(), Some(LostReason::Taken));
 }
 
+/// Two connections of one backend each know whose they are: neither asks anew because of the other.
+#[tokio::test]
+async fn a_second_connection_asks_once_whose_it_is() {
+    let Some((group, backend)) = three().await else { return };
+    let second = backend.second_connection(&call()).await.unwrap().unwrap();
+    for server in &group.servers {
+        let _: () = server.raw(&["CONFIG", "RESETSTAT"]).await.unwrap();
+    }
+    let lease = group.everywhere(&backend, &request("a")).await;
+    group.settled(&lease).await;
+    for backend in [&second, &(Arc::new(backend) as Arc<dyn LockBackend>)] {
+        let _ = backend.renew(&call(), &lease, TTL).await.unwrap();
+        let _ = backend.renew(&call(), &lease, TTL).await.unwrap();
+    }
+    for server in &group.servers {
+        let stats: String = server.raw(&["INFO", "commandstats"]).await.unwrap();
+        assert!(!stats.contains("cmdstat_info"), "{stats}");
+    }
+}
+
 #[tokio::test]
 async fn a_minority_that_is_away_is_no_loss() {
     let Some(mut group) = Group::start(5, &[]).await else { return };
