@@ -640,7 +640,9 @@ impl RedlockBackend {
                 }
                 return Err(Error::held_by(ErrorKind::Held, holder));
             };
-            let timed_out = |now: Moment| now.saturating_add(TOO_LATE) >= end;
+            // A round that cannot be over in time would only put in doubt what the last one has seen.
+            let room = TOO_LATE.max(took * 2);
+            let timed_out = |now: Moment| now.saturating_add(room) >= end;
             let is_last = timed_out(now) || timed_out(wake);
             call.clock().sleep_until(if is_last { end } else { wake }).await;
             if is_last {
