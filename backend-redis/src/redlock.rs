@@ -428,12 +428,15 @@ impl RedlockBackend {
 
     /// Takes back what the first round took where it was answered, so that others need not wait for its end. Leaves no mark:
     /// the acquisition may be asked for again.
+    ///
+    /// It may arrive late, when that was granted. So it ends no lock with a fence: one that a minority has settled ends with
+    /// its TTL, and leaves a majority to others.
     async fn clean_up(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>, ours: &[usize]) {
         let members = ours.iter().map(|at| self.members[*at].clone());
         let enough = |_: &Votes<bool>| false;
         ask(call, half(call), GRACE, members, enough, |member| {
             let (call, owner, keys) = (call.clone(), *owner, keys.clone());
-            async move { give_back(&member, &call, &owner, &keys, false).await }
+            async move { give_back(&member, &call, &owner, &keys, Back::Begun).await }
         })
         .await;
     }
@@ -443,7 +446,7 @@ impl RedlockBackend {
     fn tell_off(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>) {
         for member in self.all().filter(|member| member.known.operations.in_doubt(owner).is_some()) {
             let (call, owner, keys) = (call.clone(), *owner, keys.clone());
-            tokio::spawn(async move { give_back(&member, &call, &owner, &keys, true).await });
+            tokio::spawn(async move { give_back(&member, &call, &owner, &keys, Back::InDoubt).await });
         }
     }
 
@@ -817,8 +820,18 @@ impl RedlockBackend {
         self.members.iter().filter(|member| member.known.operations.in_doubt(owner).is_some()).count()
     }
 
+    /// Takes back on every server what the first round took there, as a clean-up that comes late.
+    pub(crate) async fn clean_up_late(&self, call: &Call, owner: &Owner, name: &LockName) {
+        let keys = Arc::new(Keys::new(call.namespace(), name));
+        let all: Vec<usize> = (0..self.members.len()).collect();
+        self.clean_up(call, owner, &keys, &all).await;
+        for member in &self.members {
+            give_back(member, call, owner, &keys, Back::InDoubt).await.unwrap();
+        }
+    }
+
     /// Tells one server off.
-    pub(crate) async fn settle_on(&self, call: &Call, at: usize, request: &AcquireRequest) {
+    pub(crate) async fn tell_off_on(&self, call: &Call, at: usize, request: &AcquireRequest) {
         let keys = Keys::new(call.namespace(), request.name());
         cancel_on(&self.members[at], call, request.owner(), request.ttl(), &keys, false).await.unwrap();
     }
@@ -839,17 +852,27 @@ fn half(call: &Call) -> Duration {
     call.exchange_timeout().min(call.remaining() / 2)
 }
 
-/// Ends what an owner has on one server, whatever its fence there.
-/// `marks`: and sees that what is in doubt takes nothing later.
-async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, marks: bool) -> Result<bool> {
+/// What is given back on one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Back {
+    /// What the first round took.
+    Begun,
+    /// The same, and what of it is still under way takes nothing later.
+    InDoubt,
+    /// Whatever the owner has, for good.
+    All,
+}
+
+/// Ends what an owner has on one server; says whether it had.
+async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, back: Back) -> Result<bool> {
     let hex = hex(owner);
     let gone = keys.gone(&hex);
-    let any_fence = format!("{hex}|");
-    let in_doubt = member.known.operations.in_doubt(owner).filter(|_| marks);
+    let own = format!("{hex}|{}", if back == Back::All { "" } else { "0|" });
+    let in_doubt = member.known.operations.in_doubt(owner).filter(|_| back != Back::Begun);
     let not_after = decimal(in_doubt.unwrap_or(0));
-    let args: [&[u8]; 3] = [any_fence.as_bytes(), &not_after, keys.channel.as_bytes()];
+    let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
     let (_, answer) = member.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    if marks {
+    if back != Back::Begun {
         member.known.operations.forget(owner);
     }
     Ok(answer.int(0)? == 1)
@@ -989,7 +1012,7 @@ impl LockBackend for RedlockBackend {
                 |ended: &bool| Some(*ended),
                 |member, call| {
                     let (owner, keys) = (lease.owner, keys.clone());
-                    async move { give_back(&member, &call, &owner, &keys, true).await }
+                    async move { give_back(&member, &call, &owner, &keys, Back::All).await }
                 },
             );
             let votes = votes.await;

@@ -371,6 +371,25 @@ async fn a_late_second_round_settles_nothing_where_the_lock_is_not_its_own_or_th
     assert!(next.fence > new.fence);
 }
 
+/// An attempt that found no majority is cleaned up; the same owner asks again and is granted before that arrives.
+#[tokio::test]
+async fn a_clean_up_that_comes_late_ends_no_grant() {
+    let Some((group, backend)) = three().await else { return };
+    let request = request("a");
+    assert_eq!(backend.first_round(&call(), &request).await, 3);
+    backend.clean_up_late(&call(), request.owner(), request.name()).await;
+    group.becomes_free("a").await;
+    let lease = group.everywhere(&backend, &request).await;
+    group.settled(&lease).await;
+    backend.clean_up_late(&call(), request.owner(), request.name()).await;
+    let begins = wire::own(&lease.owner, lease.fence);
+    for value in group.values("lockcore::{a}:lock").await {
+        assert!(value.as_ref().is_some_and(|value| value.starts_with(&begins)), "{value:?}");
+    }
+    assert_eq!(backend.release(&call(), &lease).await.unwrap(), Released::Now);
+    group.becomes_free("a").await;
+}
+
 #[tokio::test]
 async fn a_client_that_dies_between_the_rounds_costs_a_gap_and_a_ttl() {
     let Some((group, backend)) = three().await else { return };
@@ -561,7 +580,7 @@ async fn amnesia(restart_delay: Duration) -> Option<(Lease, Result<Lease>, Redlo
     group.go_on(&[3, 4]);
     // What was under way to them arrives, and is told off.
     for at in [3, 4] {
-        old.settle_on(&call(), at, &first).await;
+        old.tell_off_on(&call(), at, &first).await;
     }
     let second = new.acquire(&budget(Duration::from_millis(800)), &AcquireRequest::new(name("a"), ttl)).await;
     group.go_on(&[0, 1]);
