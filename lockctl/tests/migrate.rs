@@ -173,9 +173,24 @@ fn two_addresses_do_where_there_is_no_file() {
     refused.says(125, "--from holds a password");
 }
 
-/// The operator's page, run as it is written: its file, and then its commands in their order.
 #[test]
 fn the_page_for_operators_works_as_it_is_written() {
+    let files = tempfile::tempdir().unwrap();
+    let url = |name: &str| format!("sqlite://{}", files.path().join(name).display());
+    follow_the_page(&url("old.db"), &url("new.db"));
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn the_page_for_operators_works_from_redis_to_etcd_and_back() {
+    let (Some(redis), Some(etcd)) = (stage::redis::Redis::start(), stage::etcd::Etcd::start()) else {
+        return;
+    };
+    follow_the_page(&redis.url(), &etcd.url());
+}
+
+/// Runs the operator's page as it is written, on other addresses: its file, and then its commands in their order.
+fn follow_the_page(old: &str, new: &str) {
     let page = include_str!("../../docs/migrate.md");
     let blocks = |kind: &str| -> Vec<String> {
         let begin = format!("```{kind}\n");
@@ -183,7 +198,13 @@ fn the_page_for_operators_works_as_it_is_written() {
     };
     let stage = Stage::new();
     let config = stage.path("locks.toml");
-    let text = blocks("toml").concat().replace("/srv/locks", stage.directory().to_str().unwrap());
+    let mut text = blocks("toml").concat();
+    for (written, here) in
+        [("redis://redis-a:6379/0", old), ("etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379", new)]
+    {
+        assert!(text.contains(written), "{text}");
+        text = text.replace(written, here);
+    }
     fs::write(&config, text).unwrap();
     fs::create_dir(stage.path("bin")).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_lockctl"), stage.path("bin/lockctl")).unwrap();
@@ -196,5 +217,5 @@ fn the_page_for_operators_works_as_it_is_written() {
     assert_eq!((&last["stage"], &last["settled"]), (&"from".into(), &true.into()), "{ran:?}");
     let steps = fs::read_to_string(stage.path("steps.jsonl")).unwrap();
     assert_eq!(steps.lines().count(), 5, "{steps}");
-    assert!(steps.contains("leaving the old store"), "{steps}");
+    assert!(steps.contains("leaving Redis"), "{steps}");
 }
