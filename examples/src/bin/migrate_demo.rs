@@ -603,7 +603,7 @@ impl Seen {
         println!("  writes of live holders refused {}", self.refused_live);
         println!("  writes of late holders refused {}", self.refused_stale);
         println!(
-            "  acquires                       {asked}: {share:.2} % granted, {} busy, {} failed",
+            "  availability                   {share:.2} % of {asked} acquires were granted, {} busy, {} failed",
             self.busy, self.failed
         );
         println!("  processes sent away            {}", self.closed);
