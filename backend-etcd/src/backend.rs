@@ -283,10 +283,12 @@ impl LockBackend for EtcdBackend {
     }
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
-        let base = Space::new(call.namespace()).base();
-        let (_, revision, answers) =
-            self.txn_freely(call, Txn::new().and_then([TxnOp::get(base, None)])).await?;
-        range(&answers, 0).first().map(|record| fence(base_of(record)?, revision)).transpose()
+        let space = Space::new(call.namespace());
+        let (revision, answers) = self.snapshot(call, &space, [TxnOp::get(space.base(), None)]).await?;
+        let Some(record) = range(&answers, 1).into_iter().next() else { return Ok(None) };
+        // A snapshot that was restored may show less than was granted; the clock does not.
+        let base = self.meet(call, &space).await?.max(base_of(&record)?);
+        fence(base, revision).map(Some)
     }
 
     async fn list(
@@ -400,10 +402,9 @@ impl LockBackend for EtcdBackend {
                 continue;
             };
             let holder = self.holder(call, first, base).await?;
-            if let (Some(expect), Some(holder)) = (expect, &holder)
-                && holder.stamp() != expect
-            {
-                return Err(Error::held_by(ErrorKind::Held, Some(holder.clone())));
+            // A place that cannot be read is not the one that was meant.
+            if expect.is_some_and(|expect| holder.as_ref().map(Holder::stamp) != Some(expect)) {
+                return Err(Error::held_by(ErrorKind::Held, holder));
             }
             let r = first.create_revision();
             let mut ops = vec![TxnOp::delete(first.key(), None), put];
@@ -413,10 +414,11 @@ impl LockBackend for EtcdBackend {
                 let mark = space.mark(name, &owner);
                 ops.push(TxnOp::put(mark, holder.fence.to_string(), Some(options)));
             }
-            let same = Compare::create_revision(first.key(), CompareOp::Equal, r);
-            let (done, revision, _) =
-                self.txn(call, Txn::new().when([same, unchanged]).and_then(ops)).await?;
-            if done {
+            // Also the lease that the mark goes with must be the place's still: a renewal may have swapped it.
+            let same = Compare::mod_revision(first.key(), CompareOp::Equal, first.mod_revision());
+            let txn = Txn::new().when([same, unchanged]).and_then(ops);
+            let answer = self.txn_or_gone(call, txn, Repeat::Never).await?;
+            if let Some((true, revision, _)) = answer {
                 self.saw(&space, base + 1, revision, r);
                 return Ok(Broken::new(holder, fence(base + 1, r)?));
             }
@@ -443,6 +445,10 @@ impl LockBackend for EtcdBackend {
         let released = self.release(call, member).await?;
         self.memberships.lock().unwrap_or_else(PoisonError::into_inner).remove(&member.owner);
         Ok(released)
+    }
+
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        self.read_members(call).await
     }
 
     async fn second_connection(&self, _call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
@@ -479,8 +485,4 @@ impl EtcdBackend {
         }
         Error::lost(why)
     }
-}
-
-fn no_record() -> Error {
-    Error::new(ErrorKind::Unavailable, "the namespace's record is gone")
 }

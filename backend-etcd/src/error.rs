@@ -66,6 +66,25 @@ pub(crate) fn lost_connection(said: &Said) -> bool {
     }
 }
 
+/// Says whether a refusal is the cluster's, by whichever member it comes: of a user, a request, or for want of space.
+pub(crate) fn is_of_the_cluster(said: &Said) -> bool {
+    match said {
+        // A learner's refusal is its own; newer servers give it the code of a precondition.
+        Said::GRpcStatus(status) if is_of_a_member(status.message()) => false,
+        Said::GRpcStatus(status) => matches!(
+            status.code(),
+            Code::ResourceExhausted
+                | Code::PermissionDenied
+                | Code::Unauthenticated
+                | Code::InvalidArgument
+                | Code::OutOfRange
+                | Code::NotFound
+                | Code::FailedPrecondition
+        ),
+        _ => false,
+    }
+}
+
 /// Decides, arm by arm. What is not certainly a refusal may have been executed.
 ///
 /// # Source
@@ -99,7 +118,7 @@ fn grpc(status: &tonic::Status) -> (ErrorKind, &'static str) {
         }
         Code::Unavailable if never_sent(status) => (K::Unavailable, "the member cannot be reached"),
         Code::Unavailable if text.contains("no leader") => (K::Unavailable, "the member knows no leader"),
-        Code::Unavailable if text.contains("not capable") || text.contains("learner") => {
+        Code::Unavailable | Code::FailedPrecondition if is_of_a_member(text) => {
             (K::Unavailable, "the member cannot serve yet")
         }
         Code::ResourceExhausted if text.contains("too many requests") => {
@@ -121,6 +140,10 @@ fn grpc(status: &tonic::Status) -> (ErrorKind, &'static str) {
         Code::Unimplemented => (K::Misconfigured, "what answers there is no etcd 3.4 or later"),
         _ => (K::Unknown, "the cluster gave no certain answer"),
     }
+}
+
+fn is_of_a_member(text: &str) -> bool {
+    text.contains("not capable") || text.contains("learner")
 }
 
 fn never_sent(status: &tonic::Status) -> bool {
@@ -220,5 +243,28 @@ mod tests {
         assert!(lost_connection(&status(Code::Unavailable, "http2 error")));
         assert!(!lost_connection(&status(Code::Unavailable, "etcdserver: no leader")));
         assert!(!lost_connection(&status(Code::PermissionDenied, "etcdserver: permission denied")));
+    }
+
+    #[test]
+    fn a_refusal_that_any_member_would_give_is_no_evidence_against_one() {
+        let status = |code, text: &str| Said::GRpcStatus(tonic::Status::new(code, text));
+        for said in [
+            status(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded"),
+            status(Code::PermissionDenied, "etcdserver: permission denied"),
+            status(Code::OutOfRange, "etcdserver: too large lease TTL"),
+        ] {
+            assert!(is_of_the_cluster(&said), "{said}");
+        }
+        for said in [
+            status(Code::Unavailable, "etcdserver: no leader"),
+            status(Code::Unavailable, "etcdserver: request timed out"),
+            status(Code::Unavailable, "etcdserver: rpc not supported for learner"),
+            status(Code::FailedPrecondition, "etcdserver: rpc not supported for learner"),
+            status(Code::Unknown, "transport error"),
+            status(Code::Unimplemented, "unknown service etcdserverpb.KV"),
+            Said::IoError(std::io::ErrorKind::ConnectionReset.into()),
+        ] {
+            assert!(!is_of_the_cluster(&said), "{said}");
+        }
     }
 }

@@ -15,14 +15,15 @@ use tokio::{sync::Notify, task::JoinHandle, time::Instant};
 
 use crate::{
     config::EtcdConfig,
-    error::{Auth, auth_trouble, error, lease_exists, lease_is_gone, lost_connection},
+    error::{Auth, auth_trouble, error, is_of_the_cluster, lease_exists, lease_is_gone, lost_connection},
 };
 
 /// A member that has said nothing for this long, while somebody waited for it, is not asked first any more.
 const SILENCE: Duration = Duration::from_millis(250);
 
 /// One client a member. One member is asked by everybody until there is evidence against it: it refuses or loses the
-/// connection, it knows no leader, or it is silent. Then the next one is.
+/// connection, it knows no leader, or it is silent. Then the next one is. A refusal that any other would give as well is
+/// none: it is an answer.
 pub(crate) struct Members {
     config: EtcdConfig,
     current: AtomicUsize,
@@ -37,6 +38,8 @@ pub(crate) struct Members {
 #[derive(Default)]
 struct Seat {
     link: Mutex<Option<Link>>,
+    /// Held by who makes a connection: others wait for it instead of making more.
+    dialling: tokio::sync::Mutex<()>,
     answers: AtomicU64,
     /// Connections made so far.
     made: AtomicU64,
@@ -55,11 +58,14 @@ struct Link {
     number: u64,
     /// Ends with the connection, and with the runtime whose tasks drive the client.
     guard: JoinHandle<()>,
+    life: Arc<AtomicU64>,
 }
 
 impl Drop for Link {
+    /// Nobody stands guard between this connection and the next, and the cluster may be restored meanwhile.
     fn drop(&mut self) {
         self.guard.abort();
+        self.life.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -96,6 +102,14 @@ impl Drop for Waiting<'_> {
     }
 }
 
+impl Seat {
+    fn standing(&self, at: usize) -> Option<(Arc<Client>, Post)> {
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = link.as_ref().filter(|link| !link.guard.is_finished())?;
+        Some((link.client.clone(), Post { at, number: link.number }))
+    }
+}
+
 impl Members {
     pub(crate) fn new(config: EtcdConfig) -> Self {
         let seats = config.endpoints.iter().map(|_| Seat::default()).collect();
@@ -121,10 +135,12 @@ impl Members {
 
     async fn link(&self, at: usize) -> std::result::Result<(Arc<Client>, Post), Said> {
         let seat = &self.seats[at];
-        if let Some(link) = &*seat.link.lock().unwrap_or_else(PoisonError::into_inner)
-            && !link.guard.is_finished()
-        {
-            return Ok((link.client.clone(), Post { at, number: link.number }));
+        if let Some(standing) = seat.standing(at) {
+            return Ok(standing);
+        }
+        let _alone = seat.dialling.lock().await;
+        if let Some(standing) = seat.standing(at) {
+            return Ok(standing);
         }
         let endpoint = &self.config.endpoints[at];
         let mut options = ConnectOptions::new()
@@ -151,7 +167,7 @@ impl Members {
         let client = Arc::new(client);
         let number = seat.made.fetch_add(1, Ordering::Relaxed);
         let guard = tokio::spawn(stands_guard(client.clone(), self.life.clone()));
-        let link = Link { client: client.clone(), number, guard };
+        let link = Link { client: client.clone(), number, guard, life: self.life.clone() };
         *seat.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(link);
         Ok((client, Post { at, number }))
     }
@@ -341,8 +357,12 @@ impl Members {
             }
             Ok(Err(said)) => {
                 self.note(&said);
+                if !lost_connection(&said) {
+                    self.seats[at].answers.fetch_add(1, Ordering::Relaxed);
+                }
+                let speaks_for_all = is_of_the_cluster(&said);
                 let error = error(said);
-                if matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
+                if !speaks_for_all && matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) {
                     self.turn(at);
                 }
                 Err(error)

@@ -55,6 +55,10 @@ impl Space {
         format!("{}phase", self.0)
     }
 
+    pub(crate) fn members(&self) -> String {
+        format!("{}member/", self.0)
+    }
+
     /// A membership in a phase.
     pub(crate) fn member(&self, phase: &LockName, owner: &Owner) -> String {
         self.place(phase, owner).replacen("/q/", "/member/", 1)
@@ -62,13 +66,21 @@ impl Space {
 
     /// Reads the name out of the key of a place.
     pub(crate) fn name_of(&self, key: &[u8]) -> Option<LockName> {
-        let rest = std::str::from_utf8(key).ok()?.strip_prefix(&self.places())?;
-        let (escaped, _) = rest.rsplit_once(':')?;
-        LockName::parse(&escaped.replace("%3A", ":").replace("%25", "%")).ok()
+        name_below(&self.places(), key)
+    }
+
+    /// Reads the phase out of the key of a membership.
+    pub(crate) fn phase_of(&self, key: &[u8]) -> Option<LockName> {
+        name_below(&self.members(), key)
     }
 }
 
-/// Reads the owner out of the key of a place.
+fn name_below(prefix: &str, key: &[u8]) -> Option<LockName> {
+    let (escaped, _) = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?.rsplit_once(':')?;
+    LockName::parse(&escaped.replace("%3A", ":").replace("%25", "%")).ok()
+}
+
+/// Reads the owner out of the key of a place, or of a membership.
 pub(crate) fn owner_of(key: &[u8]) -> Option<Owner> {
     let text = std::str::from_utf8(key).ok()?;
     let (_, hex) = text.rsplit_once(':')?;
@@ -95,6 +107,11 @@ mod tests {
             let key = space.place(one, &owner);
             assert_eq!(space.name_of(key.as_bytes()).as_ref(), Some(one));
             assert_eq!(owner_of(key.as_bytes()), Some(owner));
+            let member = space.member(one, &owner);
+            assert_eq!(
+                (space.phase_of(member.as_bytes()).as_ref(), space.name_of(member.as_bytes())),
+                (Some(one), None)
+            );
             for other in names.iter().filter(|other| *other != one) {
                 assert!(!space.queue(other).starts_with(&space.queue(one)), "{one} {other}");
             }

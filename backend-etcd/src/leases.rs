@@ -29,8 +29,8 @@ const CLASSES: usize = 16;
 /// How many leases one keep-alive stream and one look serve. A transaction has 128 operations unless the server's
 /// `--max-txn-ops` says otherwise.
 pub(crate) const BATCH: usize = 100;
-/// How many renewals by a swap of leases are under way at once.
-const SWAPS: usize = 32;
+/// How many renewals by a swap of leases, or questions after leases, are under way at once.
+pub(crate) const SWAPS: usize = 32;
 
 /// The table of places, and the leases that wait for one.
 #[derive(Default)]
@@ -546,11 +546,9 @@ impl EtcdBackend {
 
     /// Looks at holdings, ordered behind every write before: create revision and lease of each key that exists.
     async fn holdings(&self, call: &Call, keys: &[&str]) -> Result<Vec<Option<(i64, i64)>>> {
-        let nothing = Space::new(call.namespace()).nothing();
+        let space = Space::new(call.namespace());
         let gets = keys.iter().map(|key| TxnOp::get(*key, Some(GetOptions::new().with_keys_only())));
-        // The deletion of a key that never exists makes this an entry of the log, and no new revision.
-        let ops: Vec<_> = std::iter::once(TxnOp::delete(nothing, None)).chain(gets).collect();
-        let (_, _, answers) = self.txn_freely(call, Txn::new().and_then(ops)).await?;
+        let (_, answers) = self.snapshot(call, &space, gets).await?;
         let found = |at| range(&answers, at).first().map(|record| (record.create_revision(), record.lease()));
         Ok((1..=keys.len()).map(found).collect())
     }

@@ -2,33 +2,45 @@
 
 use std::{sync::PoisonError, time::Duration};
 
-use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
+use futures_util::future;
 use lockcore::backend::*;
 
 use crate::{
-    keys::Space,
+    keys::{Space, owner_of},
+    leases::SWAPS,
     steps::{EtcdBackend, fence, range},
 };
 
 impl EtcdBackend {
     /// Returns the record, and the revision that last changed it.
     pub(crate) async fn read_phase(&self, call: &Call) -> Result<Option<(PhaseRecord, i64)>> {
-        let key = Space::new(call.namespace()).phase();
-        let (_, _, answers) = self.txn_freely(call, Txn::new().and_then([TxnOp::get(key, None)])).await?;
-        let Some(record) = range(&answers, 0).into_iter().next() else { return Ok(None) };
+        let space = Space::new(call.namespace());
+        let (_, answers) = self.snapshot(call, &space, [TxnOp::get(space.phase(), None)]).await?;
+        let Some(record) = range(&answers, 1).into_iter().next() else { return Ok(None) };
         let read = std::str::from_utf8(record.value()).ok().and_then(read).ok_or_else(|| {
             Error::new(ErrorKind::Misconfigured, "the record of the phases holds something that is not ours")
         })?;
         Ok(Some((read, record.mod_revision())))
     }
 
+    /// Replaces the record. Its floor goes into the namespace's base before, so that it holds for who knows of no migration,
+    /// too.
     pub(crate) async fn replace_phase(
         &self,
         call: &Call,
         expect: Option<&PhaseRecord>,
         new: &PhaseRecord,
     ) -> Result<bool> {
-        let key = Space::new(call.namespace()).phase();
+        let space = Space::new(call.namespace());
+        let key = space.phase();
+        if let Some(floor) = new.floor {
+            let found = self.read_phase(call).await?;
+            if found.map(|(record, _)| record).as_ref() != expect {
+                return Ok(false);
+            }
+            self.raise_base(call, &space, floor).await?;
+        }
         let same = match expect {
             None => Compare::create_revision(key.clone(), CompareOp::Equal, 0),
             // One record has one form, so its text may be compared.
@@ -36,6 +48,32 @@ impl EtcdBackend {
         };
         let txn = Txn::new().when([same]).and_then([TxnOp::put(key, write(new), None)]);
         Ok(self.txn(call, txn).await?.0)
+    }
+
+    /// Lists who is in which phase, behind every write before: whoever joined before the record was changed is seen.
+    pub(crate) async fn read_members(&self, call: &Call) -> Result<Vec<Member>> {
+        let space = Space::new(call.namespace());
+        let all = GetOptions::new().with_prefix();
+        let (_, answers) = self.snapshot(call, &space, [TxnOp::get(space.members(), Some(all))]).await?;
+        let found = range(&answers, 1);
+        let mut members = Vec::with_capacity(found.len());
+        for some in found.chunks(SWAPS) {
+            let left = future::join_all(some.iter().map(|record| self.left_of(call, record.lease()))).await;
+            for (record, left) in some.iter().zip(left) {
+                let (Some(phase), Some(owner)) = (space.phase_of(record.key()), owner_of(record.key()))
+                else {
+                    continue;
+                };
+                let label = String::from_utf8_lossy(record.value()).into_owned();
+                members.push(Member::new(phase.as_str(), owner.digest()).with(|member| {
+                    member.label = Some(label).filter(|label| !label.is_empty());
+                    // One that ends just now is told all the same: the next look shows it no more.
+                    member.remaining = left.ok();
+                }));
+            }
+        }
+        members.sort_by(|one, other| (&one.phase, &one.label).cmp(&(&other.phase, &other.label)));
+        Ok(members)
     }
 
     /// Becomes a member of a phase: a key with a lease of its own, made only while the record that opens the phase stands.
@@ -54,7 +92,8 @@ impl EtcdBackend {
                 return Err(Error::new(ErrorKind::Unavailable, format!("the phase {phase:?} is not open")));
             };
             let place = self.grant(call, &key, ttl, Some(call.now())).await?;
-            let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(place.lease)));
+            let options = PutOptions::new().with_lease(place.lease);
+            let put = TxnOp::put(key.clone(), call.label(), Some(options));
             let txn = Txn::new()
                 .when([
                     Compare::mod_revision(space.phase(), CompareOp::Equal, at),

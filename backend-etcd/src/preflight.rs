@@ -27,7 +27,12 @@ impl EtcdBackend {
         });
         for (endpoint, status) in endpoints.iter().zip(future::join_all(asked).await) {
             let Ok(Ok(status)) = status else {
-                findings.push(format!("{endpoint} does not answer; start it, or take it off the list"));
+                // Its version is what it may be.
+                known.revokes_live_leases = true;
+                findings.push(format!(
+                    "{endpoint} does not answer, and nothing says that its version keeps live leases over a leader's \
+                     pause; start it, or take it off the list"
+                ));
                 continue;
             };
             server.get_or_insert_with(|| format!("etcd {}", status.version()));
@@ -50,7 +55,8 @@ impl EtcdBackend {
         if !led {
             findings.push("no member that answers knows a leader".into());
         }
-        self.count_members(call, endpoints.len(), &mut known, &mut findings).await;
+        let voters = self.count_voters(call).await;
+        judge_members(voters, endpoints.len(), &mut known, &mut findings);
         self.read_alarms(call, &mut findings).await;
         self.probe_least_ttl(call, &mut known, &mut findings).await?;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known;
@@ -72,30 +78,16 @@ impl EtcdBackend {
         self.txn_freely(call, txn).await.map(drop)
     }
 
-    async fn count_members(&self, call: &Call, named: usize, known: &mut Known, findings: &mut Vec<String>) {
+    /// Counts the members that vote; `None`: the list cannot be read.
+    async fn count_voters(&self, call: &Call) -> Option<usize> {
         let members = self
             .members
             .ask(bound_of(call), Repeat::Freely, |client| async move {
                 client.cluster_client().member_list().await
             })
             .await;
-        let Ok(Ok(members)) = members else {
-            findings.push("the list of members cannot be read; allow it, or look by hand".into());
-            return;
-        };
-        let voters = members.members().iter().filter(|member| !member.is_learner()).count();
-        known.alone = voters == 1;
-        if voters == 1 {
-            findings
-                .push("the cluster is one member: while it is away, no lock can be taken; use three".into());
-        } else if voters % 2 == 0 {
-            findings.push(format!("{voters} voting members bear no more deaths than {}", voters - 1));
-        }
-        if named < voters {
-            findings.push(format!(
-                "{named} of {voters} voting members are named; name all, or the others are of no use here"
-            ));
-        }
+        let members = members.ok()?.ok()?;
+        Some(members.members().iter().filter(|member| !member.is_learner()).count())
     }
 
     async fn read_alarms(&self, call: &Call, findings: &mut Vec<String>) {
@@ -151,6 +143,33 @@ impl EtcdBackend {
     }
 }
 
+/// Notes what the number of voting members means. What is not known counts as what would be worst.
+fn judge_members(voters: Option<usize>, named: usize, known: &mut Known, findings: &mut Vec<String>) {
+    let Some(voters) = voters else {
+        (known.alone, known.revokes_live_leases) = (true, true);
+        findings.push(
+            "the list of members cannot be read, so no failover and no pause of a leader is known to be survived; allow \
+             it, or look by hand"
+                .into(),
+        );
+        return;
+    };
+    known.alone = voters <= 1;
+    if voters == 1 {
+        findings.push("the cluster is one member: while it is away, no lock can be taken; use three".into());
+    } else if voters % 2 == 0 {
+        findings
+            .push(format!("{voters} voting members bear no more deaths than {}", voters.saturating_sub(1)));
+    }
+    if named < voters {
+        known.revokes_live_leases = true;
+        findings.push(format!(
+            "{named} of {voters} voting members are named; name all, or the others are of no use here and their versions \
+             unknown"
+        ));
+    }
+}
+
 /// Says whether a stopped leader of this version may end leases that were renewed elsewhere.
 ///
 /// # Source
@@ -168,6 +187,24 @@ fn revokes_live_leases(version: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_known_of_the_members_lowers_the_claims() {
+        for (voters, named, alone, revokes) in [
+            (Some(3), 3, false, false),
+            (Some(1), 1, true, false),
+            (Some(3), 2, false, true),
+            (Some(0), 1, true, false),
+            (None, 3, true, true),
+        ] {
+            let mut known =
+                Known { least_ttl: Duration::from_secs(1), revokes_live_leases: false, alone: false };
+            let mut findings = Vec::new();
+            judge_members(voters, named, &mut known, &mut findings);
+            assert_eq!((known.alone, known.revokes_live_leases), (alone, revokes), "{voters:?} {named}");
+            assert_eq!(findings.is_empty(), voters == Some(3) && named == 3, "{findings:?}");
+        }
+    }
 
     #[test]
     fn old_versions_are_known() {

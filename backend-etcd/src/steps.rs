@@ -300,10 +300,45 @@ impl EtcdBackend {
                 .with_keys_only();
             gets.push(TxnOp::get(queue, Some(before)));
         }
+        let (revision, answers) = self.snapshot(call, space, gets).await?;
+        Ok(self.read_look(space, revision, &answers, 1))
+    }
+
+    /// Reads one state, ordered behind every write before; returns its revision, and the answers from the second on.
+    pub(crate) async fn snapshot(
+        &self,
+        call: &Call,
+        space: &Space,
+        gets: impl IntoIterator<Item = TxnOp>,
+    ) -> Result<(i64, Vec<TxnOpResponse>)> {
         // The deletion of a key that never exists makes this an entry of the log, and no new revision.
         let ops: Vec<_> = std::iter::once(TxnOp::delete(space.nothing(), None)).chain(gets).collect();
         let (_, revision, answers) = self.txn_freely(call, Txn::new().and_then(ops)).await?;
-        Ok(self.read_look(space, revision, &answers, 1))
+        Ok((revision, answers))
+    }
+
+    /// Raises the base, so that every later grant of any name is above a floor.
+    pub(crate) async fn raise_base(&self, call: &Call, space: &Space, floor: Fence) -> Result<()> {
+        self.meet(call, space).await?;
+        loop {
+            let earliest = TxnOp::get(space.places(), Some(first_of().with_keys_only()));
+            let (revision, answers) =
+                self.snapshot(call, space, [TxnOp::get(space.base(), None), earliest]).await?;
+            let Some(record) = range(&answers, 1).into_iter().next() else { return Err(no_record()) };
+            // Who stands in a queue may not have read its fence yet. Nobody comes to stand before it.
+            let next = range(&answers, 2).first().map_or(revision + 1, KeyValue::create_revision);
+            let base = above_floor(floor, next)?;
+            if base <= base_of(&record)? {
+                return Ok(());
+            }
+            let unchanged = Compare::mod_revision(space.base(), CompareOp::Equal, record.mod_revision());
+            let put = TxnOp::put(space.base(), base.to_string(), None);
+            let (done, revision, _) = self.txn(call, Txn::new().when([unchanged]).and_then([put])).await?;
+            if done {
+                self.saw(space, base, revision, next - 1);
+                return Ok(());
+            }
+        }
     }
 
     pub(crate) fn read_look(
@@ -418,8 +453,8 @@ impl EtcdBackend {
         if noted == Some(lease.fence) { LostReason::Broken } else { LostReason::Taken }
     }
 
-    pub(crate) async fn holder(&self, call: &Call, first: &KeyValue, base: i64) -> Result<Option<Holder>> {
-        let (Some(owner), lease) = (owner_of(first.key()), first.lease()) else { return Ok(None) };
+    /// Asks what is left of a lease, rounded up to seconds; nothing of one that is gone.
+    pub(crate) async fn left_of(&self, call: &Call, lease: i64) -> Result<Duration> {
         let left = self
             .members
             .ask(bound_of(call), Repeat::Freely, move |client| async move {
@@ -428,9 +463,14 @@ impl EtcdBackend {
             .await?
             // The server tells whole seconds, rounded down; what is left is less than one more.
             .map_or(0, |answer| (answer.ttl().max(-1) + 1).min(answer.granted_ttl()));
+        Ok(Duration::from_secs(left.max(0).unsigned_abs()))
+    }
+
+    pub(crate) async fn holder(&self, call: &Call, first: &KeyValue, base: i64) -> Result<Option<Holder>> {
+        let Some(owner) = owner_of(first.key()) else { return Ok(None) };
+        let left = self.left_of(call, first.lease()).await?;
         let (noted, label) = read_value(first.value());
         let label = Some(label).filter(|text| !text.is_empty());
-        let left = Duration::from_secs(left.unsigned_abs());
         let fence = fence(noted.unwrap_or(base), first.create_revision())?;
         let holder = Holder::new(owner.digest(), fence, left);
         Ok(Some(holder.with(|h| h.label = label)))
@@ -460,6 +500,10 @@ pub(crate) fn base_of(record: &KeyValue) -> Result<i64> {
     std::str::from_utf8(record.value()).ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
         Error::new(ErrorKind::Misconfigured, "the namespace's record holds something that is not ours")
     })
+}
+
+pub(crate) fn no_record() -> Error {
+    Error::new(ErrorKind::Unavailable, "the namespace's record is gone")
 }
 
 pub(crate) fn fence(base: i64, revision: i64) -> Result<Fence> {

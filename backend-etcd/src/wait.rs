@@ -127,10 +127,12 @@ impl Waiter<'_> {
         self.backend.look(self.call, self.space, &self.queue, self.key).await
     }
 
-    /// A waiter outlives a member that does not answer, as long as its lease may live: then the place may still be there.
+    /// A waiter outlives a member that does not answer and a cluster that has too much in hand, as long as its lease may
+    /// live: then the place may still be there.
     async fn rides_out(&mut self, error: Error) -> Result<()> {
         let over = self.place.sent.saturating_add(self.place.granted);
-        let transient = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown);
+        let transient =
+            matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Overloaded);
         let waits = self.request.wait_until().is_some_and(|end| self.call.now() < end);
         if !transient || !waits || self.call.now() >= over {
             return Err(error);
@@ -254,5 +256,45 @@ impl Waiter<'_> {
         self.place.sent = sent;
         self.backend.update(self.key, |place| place.sent = sent);
         Ok(Turn::Waits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::EtcdConfig;
+
+    #[tokio::test]
+    async fn a_waiter_outlives_whatever_may_pass_and_nothing_else() {
+        let backend = EtcdBackend::lazy(EtcdConfig::new(["http://127.0.0.1:1"])).unwrap();
+        let call = Call::for_tests(Arc::new(BootClock), Duration::from_secs(10));
+        let space = Space::new(call.namespace());
+        let ttl = Duration::from_secs(60);
+        let request = AcquireRequest::new(LockName::parse("k").unwrap(), ttl).waiting_until(Moment::MAX);
+        let waiter = |place| Waiter {
+            backend: &backend,
+            call: &call,
+            request: &request,
+            space: &space,
+            queue: space.queue(request.name()),
+            key: "k",
+            place,
+            watched: None,
+        };
+        let mut alive = waiter(Place::new(1, ttl, call.now(), true));
+        for (kind, rides) in [
+            (ErrorKind::Overloaded, true),
+            (ErrorKind::Unavailable, true),
+            (ErrorKind::Unknown, true),
+            (ErrorKind::Unauthorized, false),
+            (ErrorKind::Misconfigured, false),
+        ] {
+            assert_eq!(alive.rides_out(Error::new(kind, "no")).await.is_ok(), rides, "{kind:?}");
+        }
+        let mut over = waiter(Place::new(1, Duration::ZERO, call.now(), true));
+        let error = over.rides_out(Error::new(ErrorKind::Overloaded, "no")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Overloaded);
     }
 }

@@ -189,7 +189,11 @@ async fn with_users(server: &Server) -> Client {
 }
 
 fn as_user(server: &Server, password: &str) -> Arc<EtcdBackend> {
-    let config = EtcdConfig::new([&server.url]).with(|c| {
+    as_user_at(&[&server.url], password)
+}
+
+fn as_user_at(urls: &[&str], password: &str) -> Arc<EtcdBackend> {
+    let config = EtcdConfig::new(urls.iter().copied()).with(|c| {
         c.user = Some("locks".into());
         c.password = Some(password.into());
     });
@@ -263,6 +267,47 @@ async fn a_token_that_runs_out_while_a_lock_is_held_or_waited_for_is_renewed() {
     assert_eq!(backend.preflight(&call()).await.unwrap_err().kind(), ErrorKind::Unauthorized);
     root.user_grant_role("locks", "locks").await.unwrap();
     assert_eq!(other.release(&call(), &next).await.unwrap(), Released::Now);
+}
+
+#[tokio::test]
+async fn a_refusal_that_comes_late_is_an_answer_and_keeps_connection_and_member() {
+    let Some(server) = Server::with(&["--quota-backend-bytes", "1048576"]) else { return };
+    let (wire, other) = (Wire::to(&server.url).await, Wire::to(&server.url).await);
+    let backend = lazy(&[&wire.url, &other.url]);
+    let held = backend.acquire(&call(), &request_of("k", Duration::from_secs(60))).await.unwrap();
+    let mut admin = server.admin().await;
+    let full = async { while admin.put("fill", vec![7_u8; 64 << 10], None).await.is_ok() {} };
+    tokio::time::timeout(WATCHDOG, full).await.expect("it is full in time");
+    // Longer than the silence after which a member is not asked first any more.
+    wire.delay(Duration::from_millis(200));
+    for _ in 0..2 {
+        let refused = backend.acquire(&call(), &request("other")).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unknown, "{refused:?}");
+    }
+    assert_eq!((wire.connections(), other.connections()), (1, 0));
+    wire.delay(Duration::ZERO);
+    assert_eq!(backend.release(&call(), &held).await.unwrap(), Released::Now);
+}
+
+#[tokio::test]
+async fn many_calls_at_once_dial_one_connection() {
+    let Some(server) = Server::start() else { return };
+    let _root = with_users(&server).await;
+    let wire = Wire::to(&server.url).await;
+    // Each connection logs in first, so there is time for the others to dial, too.
+    let backend = as_user_at(&[&wire.url], "s3cret");
+    let mut rounds = Vec::new();
+    for n in 0..20 {
+        let backend = backend.clone();
+        rounds.push(tokio::spawn(async move {
+            let held = backend.acquire(&call(), &request(&format!("k/{n}"))).await.unwrap();
+            backend.release(&call(), &held).await.unwrap()
+        }));
+    }
+    for round in rounds {
+        assert_eq!(round.await.unwrap(), Released::Now);
+    }
+    assert_eq!(wire.connections(), 1);
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! What goes wrong around a holder and a queue, against a real etcd.
 
 mod common;
+#[path = "common/wire.rs"]
+mod wire;
 
 use std::{
     sync::{
@@ -15,6 +17,7 @@ use etcd_client::CompactionOptions;
 use lockcore::backend::*;
 use lockcore_etcd::{EtcdBackend, EtcdConfig};
 use rustix::process::Signal;
+use wire::Wire;
 
 type Waiter = tokio::task::JoinHandle<Result<Lease>>;
 
@@ -310,5 +313,34 @@ async fn a_process_that_was_idle_over_a_restore_goes_by_the_clock() {
     })
     .await;
     let next = next.unwrap();
+    assert!(next.fence > before, "{} after {before}", next.fence);
+}
+
+#[tokio::test]
+async fn a_process_that_gave_up_a_silent_connection_before_a_restore_goes_by_the_clock() {
+    let Some(mut server) = Server::start() else { return };
+    let wire = Wire::to(&server.url).await;
+    let idle = EtcdBackend::lazy(EtcdConfig::new([&wire.url])).unwrap();
+    let busy = server.backend().await;
+    let first = idle.acquire(&call(), &request("k")).await.unwrap();
+    idle.release(&call(), &first).await.unwrap();
+    let snapshot = server.snapshot();
+    let mut before = first.fence;
+    for _ in 0..20 {
+        let held = busy.acquire(&call(), &request("k")).await.unwrap();
+        before = held.fence;
+        busy.release(&call(), &held).await.unwrap();
+    }
+    drop(busy);
+    // A look whose answer does not come: the connection is given up, and whatever ends it is not heard any more.
+    wire.hold_replies();
+    let unknown = idle.inspect(&call_of(Duration::from_millis(600)), &first.name).await.unwrap_err();
+    assert_eq!(unknown.kind(), ErrorKind::Unknown, "{unknown:?}");
+    server.restore(&snapshot);
+    let mut admin = server.admin().await;
+    eventually("the restored server serves", async || admin.get("unrelated", None).await.is_ok()).await;
+    wire.deliver();
+    // By a new connection, which sees nothing odd.
+    let next = idle.acquire(&call(), &request("k")).await.unwrap();
     assert!(next.fence > before, "{} after {before}", next.fence);
 }

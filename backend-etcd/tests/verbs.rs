@@ -1,11 +1,15 @@
 //! The verbs against a real etcd.
 
 mod common;
+#[path = "common/wire.rs"]
+mod wire;
 
 use std::time::Duration;
 
 use common::*;
 use lockcore::backend::*;
+use lockcore_etcd::{EtcdBackend, EtcdConfig, Renewal};
+use wire::Wire;
 
 #[tokio::test]
 async fn a_lock_is_taken_renewed_and_released_beside_a_longer_name() {
@@ -83,6 +87,48 @@ async fn a_break_takes_a_fence_of_its_own_and_tells_the_holder() {
     backend.release(&call(), &last).await.unwrap();
     backend.release(&call(), &other).await.unwrap();
     assert_eq!(server.places().await, [""; 0], "the mark goes with the lease");
+}
+
+#[tokio::test]
+async fn a_break_spares_a_place_that_is_not_the_one_that_was_meant() {
+    let Some(server) = Server::start() else { return };
+    let backend = server.backend().await;
+    let mut admin = server.admin().await;
+    let name = &LockName::parse("b").unwrap();
+    let other = backend.acquire(&call(), &request("other")).await.unwrap();
+    // An operator's, or of another version: no owner can be read from its name, so nobody knows its fence.
+    admin.put("lockcore//q/b:odd", "", None).await.unwrap();
+    let refused = backend.break_lock(&call(), name, Some(other.stamp())).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Held, "{refused:?}");
+    assert!(refused.holder().is_none(), "{refused:?}");
+    assert_eq!(server.places().await.len(), 2, "nothing was broken");
+    let broken = backend.break_lock(&call(), name, None).await.unwrap();
+    assert!(broken.holder.is_none());
+    assert_eq!(server.places().await.len(), 1, "whoever it is was to go");
+    backend.release(&call(), &other).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_break_looks_again_where_a_renewal_has_swapped_the_lease() {
+    let Some(server) = Server::start() else { return };
+    let wire = Wire::to(&server.url).await;
+    let operator = EtcdBackend::lazy(EtcdConfig::new([&wire.url])).unwrap();
+    let holder =
+        EtcdBackend::lazy(EtcdConfig::new([&server.url]).with(|c| c.renewal = Renewal::Swap)).unwrap();
+    let held = holder.acquire(&call(), &request("b")).await.unwrap();
+    // The look is done, and what breaks the lock is on its way, with a mark for a lease that is gone by then.
+    wire.hold("/broken/");
+    let breaks = tokio::spawn({
+        let (name, stamp) = (held.name.clone(), held.stamp());
+        async move { operator.break_lock(&call(), &name, Some(stamp)).await }
+    });
+    wire.holds().await;
+    let held = holder.renew(&call(), &held, Duration::from_secs(5)).await.unwrap();
+    wire.deliver();
+    let broken = breaks.await.unwrap().unwrap();
+    assert_eq!(broken.holder.unwrap().stamp(), held.stamp());
+    let lost = holder.renew(&call(), &held, Duration::from_secs(5)).await.unwrap_err();
+    assert_eq!(lost.lost_reason(), Some(LostReason::Broken), "{lost:?}");
 }
 
 #[tokio::test]
@@ -166,8 +212,8 @@ async fn a_preflight_tells_of_old_versions_dead_members_and_the_shortest_ttl() {
     assert_eq!(server.leases().await, 0, "the probe is gone");
 
     let dead = "http://127.0.0.1:1";
-    let config = lockcore_etcd::EtcdConfig::new([server.url.as_str(), dead]);
-    let pair = lockcore_etcd::EtcdBackend::lazy(config).unwrap();
+    let pair = EtcdBackend::lazy(EtcdConfig::new([server.url.as_str(), dead])).unwrap();
     let found = pair.preflight(&call()).await.unwrap();
     assert!(found.findings.iter().any(|finding| finding.contains(dead)), "{:?}", found.findings);
+    assert!(!found.capabilities.survives.pause, "nobody knows which version the dead one has");
 }

@@ -9,9 +9,10 @@ use crate::{
     connection::connecting,
     greeting::Learnt,
     operations::Operations,
+    phases::{self, Joined, Memberships, PhaseKeys},
     preflight,
     replicas::Wait,
-    road::Road,
+    road::{Road, Trip},
     wait::{Pushes, Waiter},
     wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, Record, Renewal, Standing},
 };
@@ -53,6 +54,7 @@ pub struct RedisBackend {
     road: Road,
     pushes: Pushes,
     operations: Arc<Operations>,
+    memberships: Arc<Memberships>,
     learnt: Arc<Learnt>,
 }
 
@@ -73,15 +75,21 @@ impl RedisBackend {
     /// # Errors
     /// `Misconfigured`: the configuration cannot work.
     pub fn lazy(config: RedisConfig) -> Result<Self> {
-        Self::sharing(Arc::new(config), Arc::default(), Arc::default())
+        Self::sharing(Arc::new(config), Arc::default(), Arc::default(), Arc::default())
     }
 
-    fn sharing(config: Arc<RedisConfig>, operations: Arc<Operations>, learnt: Arc<Learnt>) -> Result<Self> {
+    fn sharing(
+        config: Arc<RedisConfig>,
+        operations: Arc<Operations>,
+        memberships: Arc<Memberships>,
+        learnt: Arc<Learnt>,
+    ) -> Result<Self> {
         config.check().map_err(connecting)?;
         Ok(Self {
             road: Road::new(&config, &learnt),
             pushes: Pushes::new(&config),
             operations,
+            memberships,
             learnt,
             config,
         })
@@ -107,12 +115,29 @@ impl RedisBackend {
             let now = call.now();
             let last = self.operations.first_unanswered(owner, now).saturating_add(request.ttl());
             if now >= last {
-                return Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "an earlier request of this acquisition was never answered, and its time is over",
-                ));
+                match self.operations.in_doubt(owner).filter(|_| request.wait_until().is_some()) {
+                    // A waiter was told nothing yet: once no copy can run any more, it is as if none had left.
+                    Some(bound) => match self.outlive(&mut trip, call, keys, bound).await? {
+                        Some(held) => return Ok(held),
+                        None => {
+                            self.operations.forget(owner);
+                            continue;
+                        }
+                    },
+                    None => {
+                        return Err(Error::new(
+                            ErrorKind::Unavailable,
+                            "an earlier request of this acquisition was never answered, and its time is over",
+                        ));
+                    }
+                }
             }
-            let not_after = link.server_time(last.min(call.deadline()));
+            let mut until = last.min(call.deadline());
+            // A member of a migration's phase may be stopped here, and the phase be closed when it goes on.
+            if let Some(bound) = self.memberships.bound(call.namespace(), now) {
+                until = until.min(bound);
+            }
+            let not_after = link.server_time(until);
             let ask = Ask {
                 owner,
                 ttl: request.ttl(),
@@ -140,7 +165,7 @@ impl RedisBackend {
                     ends: sent.saturating_add(left),
                 }),
                 // The answer corrected the estimate. It did nothing.
-                Acquired::Late if !corrected && call.now() < last.min(call.deadline()) => {
+                Acquired::Late if !corrected && call.now() < until => {
                     corrected = true;
                     continue;
                 }
@@ -157,6 +182,25 @@ impl RedisBackend {
         }
     }
 
+    /// Looks whether the time of requests that were never answered is over by the clock that they are checked against.
+    /// `None`: it is, and what one of them took, the next request is told.
+    async fn outlive(
+        &self,
+        trip: &mut Trip<'_>,
+        call: &Call,
+        keys: &Keys,
+        bound: u64,
+    ) -> Result<Option<Attempt>> {
+        let sent = call.now();
+        let seen = wire::inspect(trip, call, keys).await?;
+        if seen.us > bound {
+            return Ok(None);
+        }
+        let over = sent.saturating_add(Duration::from_micros(bound - seen.us));
+        let holder = seen.record.map(|record| holder(&record, seen.left, seen.us));
+        Ok(Some(Attempt::Held { holder, ends: over }))
+    }
+
     /// Takes back a grant that too few replicas have; returns what is to be said.
     async fn take_back(
         &self,
@@ -170,18 +214,19 @@ impl RedisBackend {
         let in_doubt = self.operations.in_doubt(owner);
         let mut trip = self.road.to(&keys.lock);
         match wire::release(&mut trip, call, keys, owner, fence, in_doubt).await {
-            Ok(_) => {
-                let kind = if short.kind().had_no_effect() { short.kind() } else { ErrorKind::Unavailable };
-                Error::new(kind, format!("{}; the grant was taken back", short.message()))
-            }
-            Err(_) => Error::new(
-                ErrorKind::Unknown,
-                format!("{}, and taking the grant back was not confirmed", short.message()),
-            ),
+            Ok(_) => taken_back(short, "grant"),
+            Err(_) => not_taken_back(short, "grant"),
         }
     }
 
     async fn take(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        let mut doubt = false;
+        let taken = self.take_in_turns(call, request, &mut doubt).await;
+        taken.map_err(|error| if doubt { in_doubt(error) } else { error })
+    }
+
+    /// `doubt`: a request went unanswered on the way, and what comes at the end does not speak for it.
+    async fn take_in_turns(&self, call: &Call, request: &AcquireRequest, doubt: &mut bool) -> Result<Lease> {
         check_ttl(request.ttl())?;
         if let Some(floor) = request.floor() {
             check_floor(floor)?;
@@ -207,6 +252,7 @@ impl RedisBackend {
                         && error.kind() == ErrorKind::Unknown
                         && call.remaining() > self.config.poll * 2 =>
                 {
+                    *doubt = true;
                     call.clock().sleep_until(call.now().saturating_add(self.config.poll)).await;
                     continue;
                 }
@@ -216,12 +262,13 @@ impl RedisBackend {
                 return Err(Error::held_by(ErrorKind::Held, holder));
             };
             let timed_out = |now: Moment| now.saturating_add(TOO_LATE) >= end;
-            let give_up = |holder| match self.operations.in_doubt(request.owner()) {
-                None => Error::held_by(ErrorKind::WaitTimeout, holder),
-                Some(_) => Error::new(
-                    ErrorKind::Unknown,
-                    "the wait budget is used up, and a request on the way was never answered",
-                ),
+            let give_up = |holder| {
+                let error = Error::held_by(ErrorKind::WaitTimeout, holder);
+                // Also one of an earlier call.
+                match self.operations.in_doubt(request.owner()) {
+                    None => error,
+                    Some(_) => in_doubt(error),
+                }
             };
             if timed_out(call.now()) {
                 return Err(give_up(holder));
@@ -289,6 +336,10 @@ impl RedisBackend {
     pub(crate) fn learnt(&self) -> &Learnt {
         &self.learnt
     }
+
+    pub(crate) fn is_in_doubt(&self, owner: &Owner) -> bool {
+        self.operations.in_doubt(owner).is_some()
+    }
 }
 
 enum Attempt {
@@ -330,6 +381,9 @@ impl LockBackend for RedisBackend {
     async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
         let renewed = async {
             check_ttl(ttl)?;
+            if is_membership(lease) {
+                return self.stay(call, lease, ttl).await;
+            }
             let begun = call.now();
             let keys = Keys::new(call.namespace(), &lease.name);
             let mut trip = self.road.to(&keys.lock);
@@ -387,8 +441,16 @@ impl LockBackend for RedisBackend {
 
     async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
         let mut answers = Vec::with_capacity(leases.len());
-        for batch in leases.chunks(RENEW_BATCH) {
-            answers.extend(self.renew_batch(call, batch, ttl).await);
+        for batch in leases.chunk_by(|one, next| is_membership(one) == is_membership(next)) {
+            if batch.first().is_some_and(is_membership) {
+                for member in batch {
+                    answers.push(self.renew(call, member, ttl).await);
+                }
+                continue;
+            }
+            for batch in batch.chunks(RENEW_BATCH) {
+                answers.extend(self.renew_batch(call, batch, ttl).await);
+            }
         }
         answers
     }
@@ -422,9 +484,13 @@ impl LockBackend for RedisBackend {
         let looked = async {
             let pattern = Keys::fences(call.namespace());
             let mut highest = 0;
-            for node in self.road.masters(call).await? {
-                let link = node.link(call).await?;
-                highest = highest.max(wire::highest_fence(&link, call, &pattern).await?);
+            // A fence that moves from a node that is yet to be walked to one that was is seen the second time.
+            let walks = if matches!(self.road, Road::Many(_)) { 2 } else { 1 };
+            for _ in 0..walks {
+                for node in self.road.masters(call).await? {
+                    let link = node.link(call).await?;
+                    highest = highest.max(wire::highest_fence(&link, call, &pattern).await?);
+                }
             }
             Fence::new(highest).map(Some)
         };
@@ -478,8 +544,40 @@ impl LockBackend for RedisBackend {
         listed.await.map_err(|e: Error| e.about(Verb::List, None, BACKEND))
     }
 
+    async fn phase_read(&self, call: &Call) -> Result<Option<PhaseRecord>> {
+        let keys = PhaseKeys::new(call.namespace());
+        let read = phases::read(&mut self.road.to(&keys.record), call, &keys).await;
+        read.map_err(|e| e.about(Verb::Migrate, None, BACKEND))
+    }
+
+    async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
+        let keys = PhaseKeys::new(call.namespace());
+        let replaced = phases::replace(&mut self.road.to(&keys.record), call, &keys, expect, new).await;
+        replaced.map_err(|e| e.about(Verb::Migrate, None, BACKEND))
+    }
+
+    async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
+        let joined = self.enter(call, phase, ttl).await;
+        joined.map_err(|e| e.about(Verb::Migrate, None, BACKEND))
+    }
+
+    async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
+        self.memberships.over(&member.owner);
+        let keys = PhaseKeys::new(call.namespace());
+        let left = phases::leave(&mut self.road.to(&keys.members), call, &keys, &member.owner).await;
+        let left = left.map_err(|e| e.about(Verb::Release, None, BACKEND))?;
+        Ok(if left { Released::Now } else { Released::AlreadyOver })
+    }
+
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        let keys = PhaseKeys::new(call.namespace());
+        let members = phases::members(&mut self.road.to(&keys.members), call, &keys).await;
+        members.map_err(|e| e.about(Verb::Migrate, None, BACKEND))
+    }
+
     async fn second_connection(&self, call: &Call) -> Result<Option<Arc<dyn LockBackend>>> {
-        let second = Self::sharing(self.config.clone(), self.operations.clone(), self.learnt.clone())?;
+        let (operations, memberships) = (self.operations.clone(), self.memberships.clone());
+        let second = Self::sharing(self.config.clone(), operations, memberships, self.learnt.clone())?;
         if let Road::One(node) = &second.road {
             node.link(call).await.map_err(connecting)?;
         }
@@ -502,6 +600,51 @@ impl RedisBackend {
             removed += wire::sweep(&link, call).await?;
         }
         Ok(removed)
+    }
+
+    async fn enter(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
+        check_ttl(ttl)?;
+        let request = AcquireRequest::new(LockName::parse(phase)?, ttl);
+        let (owner, keys) = (request.owner(), PhaseKeys::new(call.namespace()));
+        let begun = call.now();
+        let short = match phases::join(&mut self.road.to(&keys.record), call, &keys, owner, phase, ttl)
+            .await?
+        {
+            Joined::Closed => {
+                return Err(Error::new(ErrorKind::Unavailable, format!("the phase {phase:?} is not open")));
+            }
+            Joined::Member { short: None } => {
+                let lease = request.granted(call, begun, ttl, Fence::MIN)?;
+                self.memberships.stands(call.namespace(), owner, lease.deadline);
+                return Ok(lease);
+            }
+            Joined::Member { short: Some(short) } => short,
+        };
+        let left = phases::leave(&mut self.road.to(&keys.members), call, &keys, owner).await;
+        Err(match left {
+            Ok(_) => taken_back(&short, "membership"),
+            Err(_) => not_taken_back(&short, "membership"),
+        })
+    }
+
+    /// Renews a membership.
+    async fn stay(&self, call: &Call, member: &Lease, ttl: Duration) -> Result<Lease> {
+        let keys = PhaseKeys::new(call.namespace());
+        let begun = call.now();
+        let mut trip = self.road.to(&keys.members);
+        match phases::stay(&mut trip, call, &keys, &member.owner, ttl).await? {
+            Some(left) => {
+                let renewed = call.renewed(member, begun, left.min(ttl));
+                self.memberships.stands(call.namespace(), &member.owner, renewed.deadline);
+                Ok(renewed)
+            }
+            None => {
+                self.memberships.over(&member.owner);
+                let reason =
+                    if call.now() >= member.deadline { LostReason::Expired } else { LostReason::Taken };
+                Err(Error::lost(reason))
+            }
+        }
     }
 
     async fn renew_batch(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
@@ -551,6 +694,31 @@ pub(crate) fn holder(record: &Record, left: Duration, us: u64) -> Holder {
         holder.since = Some(Duration::from_micros(us.saturating_sub(record.since)));
         holder.label.clone_from(&record.label);
     })
+}
+
+/// Says that something counts for nothing because too few replicas have it, and is gone.
+fn taken_back(short: &Error, what: &str) -> Error {
+    let kind = if short.kind().had_no_effect() { short.kind() } else { ErrorKind::Unavailable };
+    Error::new(kind, format!("{}; the {what} was taken back", short.message()))
+}
+
+fn not_taken_back(short: &Error, what: &str) -> Error {
+    let message = format!("{}, and taking the {what} back was not confirmed", short.message());
+    Error::new(ErrorKind::Unknown, message)
+}
+
+/// Says whether a lease is a membership of a phase. No lock has the least fence: the server's time is above it.
+fn is_membership(lease: &Lease) -> bool {
+    lease.fence == Fence::MIN
+}
+
+/// Says what an error is worth where a request before it was never answered.
+pub(crate) fn in_doubt(error: Error) -> Error {
+    if !error.kind().had_no_effect() {
+        return error;
+    }
+    let message = format!("a request on the way was never answered; at the end: {}", error.message());
+    Error::new(ErrorKind::Unknown, message).with_source(error)
 }
 
 pub(crate) fn foreign() -> Error {

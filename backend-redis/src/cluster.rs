@@ -207,7 +207,11 @@ impl Cluster {
             if call.remaining().is_zero() {
                 break;
             }
-            match self.ask(call, &place).await {
+            // One that is silent must not use up the time of the others.
+            let share = call.exchange_timeout() / 2;
+            let asked = tokio::time::timeout(share, self.ask(call, &place)).await;
+            let silent = |_| Err(Error::new(ErrorKind::Unavailable, "a node of the Cluster did not answer"));
+            match asked.unwrap_or_else(silent) {
                 Ok(slots) => {
                     let mut known = self.known();
                     known.slots = slots;

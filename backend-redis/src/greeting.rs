@@ -153,10 +153,18 @@ pub(crate) async fn greet(
         // Any node hears what is published on any other.
         Address::Cluster(nodes) => {
             let mut last = (ErrorKind::Misconfigured, "a Cluster has nodes".to_owned(), None);
-            for (host, port) in nodes {
-                match greet_tcp(config, host, *port, push.clone(), learnt, clock.clone()).await {
-                    Ok(link) => return Ok(link),
-                    Err(refusal) => last = refusal,
+            let end = clock.now().saturating_add(config.connect_timeout);
+            for ((host, port), left) in nodes.iter().zip((1..=nodes.len()).rev()) {
+                // One that is silent must not use up the time of the others.
+                let share = clock.now().until(end) / u32::try_from(left).unwrap_or(u32::MAX);
+                let greeting = greet_tcp(config, host, *port, push.clone(), learnt, clock.clone());
+                match tokio::time::timeout(share, greeting).await {
+                    Ok(Ok(link)) => return Ok(link),
+                    Ok(Err(refusal)) => last = refusal,
+                    Err(_) => {
+                        let silent = format!("the node {host}:{port} did not greet within {share:.1?}");
+                        last = (ErrorKind::Unavailable, silent, None);
+                    }
                 }
             }
             Err(last)

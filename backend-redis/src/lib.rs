@@ -24,6 +24,7 @@ mod connector;
 mod error;
 mod greeting;
 mod operations;
+mod phases;
 mod pieces;
 mod preflight;
 mod redlock;

@@ -22,7 +22,7 @@ use std::{
 use lockcore::{StoreUrl, backend::*};
 
 use crate::{
-    backend::{check_floor, check_ttl, foreign},
+    backend::{check_floor, check_ttl, foreign, in_doubt},
     config::{Address, RedisConfig, WaitReplicas, misconfigured},
     connection::connecting,
     error::{self, Phase},
@@ -296,15 +296,17 @@ impl RedlockBackend {
     fn too_few<T>(&self, votes: &Votes<T>, wanted: usize) -> Error {
         let errors: Vec<&Error> = votes.iter().filter_map(|(_, vote)| vote.as_ref().err()).collect();
         let silent = self.members.len() - votes.len();
-        // A mistake in the set-up explains more than a server that is away.
-        let lasting =
-            errors.iter().find(|error| error.kind().had_no_effect() && !error.kind().is_transient());
-        if let Some(error) = lasting {
+        // So many that the others are not enough, whoever comes back.
+        let is_lasting = |error: &&&Error| error.kind().had_no_effect() && !error.kind().is_transient();
+        let lasting: Vec<&Error> = errors.iter().filter(is_lasting).copied().collect();
+        if let Some(error) = lasting.first().filter(|_| lasting.len() + wanted > self.members.len()) {
             return Error::new(error.kind(), error.message().to_owned());
         }
         let unknown = errors.iter().find(|error| !error.kind().had_no_effect());
         let kind = if unknown.is_some() || silent > 0 { ErrorKind::Unknown } else { ErrorKind::Unavailable };
-        too_few(kind, wanted, self.members.len(), unknown.or(errors.first()).copied())
+        // A mistake in the set-up explains more than a server that is away.
+        let last = unknown.copied().or(lasting.first().copied()).or(errors.first().copied());
+        too_few(kind, wanted, self.members.len(), last)
     }
 
     /// Runs one step on all servers, and waits until a majority `says` yes, or so many say no that none can; for all where
@@ -426,12 +428,15 @@ impl RedlockBackend {
 
     /// Takes back what the first round took where it was answered, so that others need not wait for its end. Leaves no mark:
     /// the acquisition may be asked for again.
+    ///
+    /// It may arrive late, when that was granted. So it ends no lock with a fence: one that a minority has settled ends with
+    /// its TTL, and leaves a majority to others.
     async fn clean_up(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>, ours: &[usize]) {
         let members = ours.iter().map(|at| self.members[*at].clone());
         let enough = |_: &Votes<bool>| false;
         ask(call, half(call), GRACE, members, enough, |member| {
             let (call, owner, keys) = (call.clone(), *owner, keys.clone());
-            async move { give_back(&member, &call, &owner, &keys, false).await }
+            async move { give_back(&member, &call, &owner, &keys, Back::Begun).await }
         })
         .await;
     }
@@ -441,7 +446,7 @@ impl RedlockBackend {
     fn tell_off(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>) {
         for member in self.all().filter(|member| member.known.operations.in_doubt(owner).is_some()) {
             let (call, owner, keys) = (call.clone(), *owner, keys.clone());
-            tokio::spawn(async move { give_back(&member, &call, &owner, &keys, true).await });
+            tokio::spawn(async move { give_back(&member, &call, &owner, &keys, Back::InDoubt).await });
         }
     }
 
@@ -572,7 +577,9 @@ impl RedlockBackend {
 
     async fn take(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
         let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let taken = self.take_in_turns(call, request, &keys).await;
+        let mut doubt = false;
+        let taken = self.take_in_turns(call, request, &keys, &mut doubt).await;
+        let taken = taken.map_err(|error| if doubt { in_doubt(error) } else { error });
         // Who is told that it may be granted settles it, and others on the way.
         if taken.as_ref().is_err_and(|error| error.kind().had_no_effect()) {
             self.tell_off(call, request.owner(), &keys);
@@ -580,7 +587,14 @@ impl RedlockBackend {
         taken
     }
 
-    async fn take_in_turns(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Result<Lease> {
+    /// `doubt`: a round went unanswered on the way, and what comes at the end does not speak for it.
+    async fn take_in_turns(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        keys: &Arc<Keys>,
+        doubt: &mut bool,
+    ) -> Result<Lease> {
         self.check_ttl(request.ttl())?;
         if let Some(floor) = request.floor() {
             check_floor(floor)?;
@@ -603,6 +617,7 @@ impl RedlockBackend {
                         && matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable)
                         && call.remaining() > self.config.poll =>
                 {
+                    *doubt |= error.kind() == ErrorKind::Unknown;
                     (None, None, false, Some(error))
                 }
                 Err(error) => return Err(error),
@@ -628,7 +643,9 @@ impl RedlockBackend {
                 }
                 return Err(Error::held_by(ErrorKind::Held, holder));
             };
-            let timed_out = |now: Moment| now.saturating_add(TOO_LATE) >= end;
+            // A round that cannot be over in time would only put in doubt what the last one has seen.
+            let room = TOO_LATE.max(took * 2);
+            let timed_out = |now: Moment| now.saturating_add(room) >= end;
             let is_last = timed_out(now) || timed_out(wake);
             call.clock().sleep_until(if is_last { end } else { wake }).await;
             if is_last {
@@ -798,8 +815,23 @@ impl RedlockBackend {
         found
     }
 
+    /// Says on how many servers a request of this acquisition has no answer.
+    pub(crate) fn in_doubt(&self, owner: &Owner) -> usize {
+        self.members.iter().filter(|member| member.known.operations.in_doubt(owner).is_some()).count()
+    }
+
+    /// Takes back on every server what the first round took there, as a clean-up that comes late.
+    pub(crate) async fn clean_up_late(&self, call: &Call, owner: &Owner, name: &LockName) {
+        let keys = Arc::new(Keys::new(call.namespace(), name));
+        let all: Vec<usize> = (0..self.members.len()).collect();
+        self.clean_up(call, owner, &keys, &all).await;
+        for member in &self.members {
+            give_back(member, call, owner, &keys, Back::InDoubt).await.unwrap();
+        }
+    }
+
     /// Tells one server off.
-    pub(crate) async fn settle_on(&self, call: &Call, at: usize, request: &AcquireRequest) {
+    pub(crate) async fn tell_off_on(&self, call: &Call, at: usize, request: &AcquireRequest) {
         let keys = Keys::new(call.namespace(), request.name());
         cancel_on(&self.members[at], call, request.owner(), request.ttl(), &keys, false).await.unwrap();
     }
@@ -820,17 +852,27 @@ fn half(call: &Call) -> Duration {
     call.exchange_timeout().min(call.remaining() / 2)
 }
 
-/// Ends what an owner has on one server, whatever its fence there.
-/// `marks`: and sees that what is in doubt takes nothing later.
-async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, marks: bool) -> Result<bool> {
+/// What is given back on one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Back {
+    /// What the first round took.
+    Begun,
+    /// The same, and what of it is still under way takes nothing later.
+    InDoubt,
+    /// Whatever the owner has, for good.
+    All,
+}
+
+/// Ends what an owner has on one server; says whether it had.
+async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, back: Back) -> Result<bool> {
     let hex = hex(owner);
     let gone = keys.gone(&hex);
-    let any_fence = format!("{hex}|");
-    let in_doubt = member.known.operations.in_doubt(owner).filter(|_| marks);
+    let own = format!("{hex}|{}", if back == Back::All { "" } else { "0|" });
+    let in_doubt = member.known.operations.in_doubt(owner).filter(|_| back != Back::Begun);
     let not_after = decimal(in_doubt.unwrap_or(0));
-    let args: [&[u8]; 3] = [any_fence.as_bytes(), &not_after, keys.channel.as_bytes()];
+    let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
     let (_, answer) = member.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    if marks {
+    if back != Back::Begun {
         member.known.operations.forget(owner);
     }
     Ok(answer.int(0)? == 1)
@@ -970,7 +1012,7 @@ impl LockBackend for RedlockBackend {
                 |ended: &bool| Some(*ended),
                 |member, call| {
                     let (owner, keys) = (lease.owner, keys.clone());
-                    async move { give_back(&member, &call, &owner, &keys, true).await }
+                    async move { give_back(&member, &call, &owner, &keys, Back::All).await }
                 },
             );
             let votes = votes.await;
@@ -1204,6 +1246,15 @@ impl LockBackend for RedlockBackend {
             member.node.close();
         }
     }
+
+    fn unsupported(&self, verb: Verb) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            "several servers that decide together keep no phases of a migration; locks move between a single server, one \
+             with replicas, a Cluster and other stores",
+        )
+        .about(verb, None, BACKEND)
+    }
 }
 
 impl RedlockBackend {
@@ -1219,14 +1270,18 @@ impl RedlockBackend {
             Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request(false)
         };
         let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
-        // Of a server that has lost one, nothing is said about the others.
-        let all_ours = |standings: &Vec<Result<Standing<Duration>>>| {
-            let ours = |standing: &Result<_>| matches!(standing, Ok(Standing::Ours(_)));
-            standings.iter().all(ours).then_some(true)
+        // Each lease for itself: a server that has lost one still speaks for the others.
+        let enough = |votes: &Votes<Vec<Result<Standing<Duration>>>>| {
+            (0..leases.len()).all(|n| {
+                let answers = votes.iter().filter_map(|(_, vote)| vote.as_ref().ok()?.get(n)?.as_ref().ok());
+                let ours: Vec<bool> = answers.map(|standing| matches!(standing, Standing::Ours(_))).collect();
+                let yes = ours.iter().filter(|ours| **ours).count();
+                yes >= self.quorum() || ours.len() - yes >= self.veto()
+            })
         };
         let sent = call.now();
-        let votes = self.on_all(call, all_ours, |member, call| {
-            let requests = requests.clone();
+        let votes = ask(call, call.exchange_timeout(), GRACE, self.all(), enough, |member| {
+            let (call, requests) = (call.clone(), requests.clone());
             async move {
                 let link = member.link(&call).await?;
                 let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;

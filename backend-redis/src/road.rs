@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use lockcore::backend::{Call, Clock, Error, ErrorKind, Moment, Result};
 use redis::{RedisError, ServerErrorKind, Value};
 
@@ -125,8 +126,11 @@ impl Road {
             Self::Many(cluster) => {
                 let mut last = Error::new(ErrorKind::Misconfigured, "a Cluster has nodes");
                 let Address::Cluster(seeds) = &config.address else { return Err(last) };
-                for seed in seeds {
-                    match cluster.node(seed).connect(patience, clock.clone()).await {
+                let end = clock.now().saturating_add(patience);
+                for (seed, left) in seeds.iter().zip((1..=seeds.len()).rev()) {
+                    // One that is silent must not use up the time of the others.
+                    let share = clock.now().until(end) / u32::try_from(left).unwrap_or(u32::MAX);
+                    match cluster.node(seed).connect(share, clock.clone()).await {
                         Ok(()) => return Ok(()),
                         Err(error) => last = error,
                     }
@@ -180,17 +184,16 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Returns the answer of something that only counts where replicas have it; it stays in doubt where they do not.
+    /// Returns the answer of something that only counts where replicas have it; it stays in doubt where they do not. What
+    /// did nothing needs no replica.
     pub(crate) fn acknowledged(self) -> Result<Answer> {
         match self.short {
-            None => Ok(self.answer),
-            Some(short) if short.kind().had_no_effect() && short.kind() != ErrorKind::Unavailable => {
-                Err(short)
-            }
-            Some(short) => Err(Error::new(
+            // Also where the server refused to wait: what it did before that is there.
+            Some(short) if self.answer.word == b"ok" => Err(Error::new(
                 ErrorKind::Unknown,
                 format!("it was written, but it may be forgotten: {}", short.message()),
             )),
+            Some(_) | None => Ok(self.answer),
         }
     }
 }
@@ -374,8 +377,8 @@ impl Trip<'_> {
 pub(crate) type Request = (Vec<String>, Vec<Vec<u8>>);
 
 impl Road {
-    /// Runs a script many times, in one round trip for each server; answers in order. What a server sends on is asked
-    /// anew, one by one.
+    /// Runs a script many times, in one round trip for each server, all servers at once; answers in order, and in the time
+    /// of one exchange. What a server sends on is asked anew, one by one.
     pub(crate) async fn run_many(
         &self,
         call: &Call,
@@ -400,22 +403,38 @@ impl Road {
             }
         }
         let mut requests: Vec<Option<Request>> = requests.into_iter().map(Some).collect();
-        for (node, group) in groups {
+        // A server that is silent must not cost the answers of the others, which count only before the call is over.
+        let end = call.now().saturating_add(call.exchange_timeout().mul_f64(0.95));
+        let asked = groups.into_iter().map(|(node, group)| {
             let parts: Vec<Request> = group.iter().filter_map(|at| requests[*at].take()).collect();
-            let outcome = self.run_group(call, &node, script, &parts).await;
-            for ((at, outcome), request) in group.into_iter().zip(outcome).zip(parts) {
-                answers[at] = Some(match outcome {
-                    Ok(done) => done.acknowledged(),
-                    Err(None) => {
-                        let mut trip = self.to(&first_key(&request));
-                        let keys: Vec<&str> = request.0.iter().map(String::as_str).collect();
-                        let args: Vec<&[u8]> = request.1.iter().map(Vec::as_slice).collect();
-                        let done = trip.run(call, script, &keys, &args, true).await;
-                        done.and_then(Done::acknowledged)
-                    }
-                    Err(Some(error)) => Err(error),
-                });
+            async move {
+                let outcome = by(call, end, self.run_group(call, &node, script, &parts)).await;
+                (group, parts, outcome)
             }
+        });
+        let mut again: Vec<(usize, Request)> = Vec::new();
+        for (group, parts, outcome) in join_all(asked).await {
+            let Some(outcome) = outcome else {
+                group.into_iter().for_each(|at| answers[at] = Some(Err(silent())));
+                continue;
+            };
+            for ((at, outcome), request) in group.into_iter().zip(outcome).zip(parts) {
+                match outcome {
+                    Ok(done) => answers[at] = Some(done.acknowledged()),
+                    Err(None) => again.push((at, request)),
+                    Err(Some(error)) => answers[at] = Some(Err(error)),
+                }
+            }
+        }
+        let asked = again.iter().map(|(at, request)| async move {
+            let mut trip = self.to(&first_key(request));
+            let keys: Vec<&str> = request.0.iter().map(String::as_str).collect();
+            let args: Vec<&[u8]> = request.1.iter().map(Vec::as_slice).collect();
+            let done = by(call, end, Box::pin(trip.run(call, script, &keys, &args, true))).await;
+            (*at, done.unwrap_or_else(|| Err(silent())).and_then(Done::acknowledged))
+        });
+        for (at, answer) in join_all(asked).await {
+            answers[at] = Some(answer);
         }
         let missing = || Err(Error::new(ErrorKind::Unknown, "the server answered too little"));
         answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect()
@@ -474,6 +493,19 @@ impl Road {
         };
         values.into_iter().map(one).collect()
     }
+}
+
+/// Waits for an answer until then.
+async fn by<T>(call: &Call, end: Moment, answer: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        answer = answer => Some(answer),
+        () = call.clock().sleep_until(end) => None,
+    }
+}
+
+fn silent() -> Error {
+    Error::new(ErrorKind::Unknown, "the server did not answer in time")
 }
 
 /// Says what one of many scripts that ran in one round trip answered.

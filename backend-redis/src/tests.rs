@@ -15,6 +15,7 @@ use std::{
 };
 
 use lockcore::{EventKind, LockClient, backend::*};
+use lockcore_conformance::faultline::{Fate, Faultline};
 use rustix::process::Signal;
 
 use crate::{
@@ -24,6 +25,7 @@ use crate::{
 
 mod cluster;
 mod errors;
+mod phases;
 mod redlock;
 mod replicas;
 mod sentinel;
@@ -797,6 +799,13 @@ async fn the_permissions_that_the_readme_lists_suffice() {
     backend.inspect(&call(), &name("a")).await.unwrap();
     assert_eq!(backend.list(&call(), None, None).await.unwrap(), [name("a"), name("b")]);
     backend.high_water(&call()).await.unwrap();
+    let mut record = PhaseRecord::new("moving", 1);
+    record.open = vec!["from".into()];
+    assert!(backend.phase_cas(&call(), None, &record).await.unwrap());
+    let member = backend.join(&call(), "from", TTL).await.unwrap();
+    let member = backend.renew(&call(), &member, TTL).await.unwrap();
+    assert_eq!(backend.members(&call()).await.unwrap().len(), 1);
+    backend.leave(&call(), &member).await.unwrap();
     let preflight = backend.preflight(&call()).await.unwrap();
     assert_eq!(preflight.findings.len(), 1, "{preflight:?}");
 }
@@ -886,6 +895,22 @@ async fn the_high_water_is_above_every_grant() {
     assert_eq!(backend.high_water(&call()).await.unwrap(), Some(far));
     let elsewhere = call().in_namespace("other").unwrap();
     assert!(backend.high_water(&elsewhere).await.unwrap().unwrap() < far);
+}
+
+#[tokio::test]
+async fn a_high_water_that_may_not_be_looked_for_is_none() {
+    let Some((server, backend)) = start().await else { return };
+    let far = Fence::new(9_000_000_000_000_000).unwrap();
+    backend.raise_fence(&call(), &name("a"), far).await.unwrap();
+    // Somebody else's key is no fence.
+    let _: i64 = server.raw(&["LPUSH", "lockcore::{list}:fence", "x"]).await.unwrap();
+    assert_eq!(backend.high_water(&call()).await.unwrap(), Some(far));
+    let _: String =
+        server.raw(&["ACL", "SETUSER", "blind", "on", ">pw", "~*", "&*", "+@all", "-get"]).await.unwrap();
+    let blind = config(&server).with(|c| (c.user, c.password) = (Some("blind".into()), Some("pw".into())));
+    let blind = RedisBackend::connect(blind).await.unwrap();
+    let refused = blind.high_water(&call()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthorized, "{refused}");
 }
 
 #[tokio::test]
@@ -1023,6 +1048,68 @@ async fn a_wait_ends_with_its_budget_and_leaves_nothing() {
     assert!((patience.mul_f64(0.9)..WATCHDOG / 4).contains(&took), "a wait of {patience:?} took {took:?}");
     let all: Vec<String> = server.raw(&["KEYS", "*"]).await.unwrap();
     assert_eq!(all.len(), 2, "{all:?}");
+}
+
+/// A waiter behind a line of its own that can only look, so that every reply on it, but for the first, is that of a look.
+async fn looking(server: &Server) -> (Faultline, RedisBackend) {
+    let _: String = server
+        .raw(&["ACL", "SETUSER", "deaf", "on", ">pw", "~lockcore:*", "resetchannels", "+@all"])
+        .await
+        .unwrap();
+    let line = Faultline::start(([127, 0, 0, 1], server.port).into()).unwrap();
+    let config = RedisConfig::new("127.0.0.1", line.address().port()).with(|c| {
+        (c.user, c.password) = (Some("deaf".into()), Some("pw".into()));
+        c.poll = Duration::from_millis(2);
+    });
+    let backend = RedisBackend::connect(config).await.unwrap();
+    (line, backend)
+}
+
+/// Loses the reply to one look of a waiter that has looked for a while.
+async fn lose_a_look(line: &Faultline) {
+    let mut replies = line.judge();
+    for _ in 0..30 {
+        replies.next().await.decide(Fate::Pass);
+    }
+    replies.next().await.decide(Fate::Lose);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_look_went_unanswered_is_granted_the_lock_long_after() {
+    let Some((server, holder)) = start().await else { return };
+    let (line, backend) = looking(&server).await;
+    let held = holder.acquire(&call(), &AcquireRequest::new(name("a"), WATCHDOG * 5)).await.unwrap();
+    let call_w = budget(WATCHDOG);
+    let request = AcquireRequest::new(name("a"), Duration::from_millis(60)).waiting_until(call_w.deadline());
+    let fault = async {
+        lose_a_look(&line).await;
+        // The holder holds on until a lease of the lost request would be over, and it is known that none came of it.
+        while backend.is_in_doubt(request.owner()) {
+            tokio::task::yield_now().await;
+        }
+        holder.release(&call(), &held).await.unwrap();
+    };
+    let (lease, ()) = in_time(async { tokio::join!(backend.acquire(&call_w, &request), fault) }).await;
+    assert!(lease.unwrap().fence > held.fence);
+}
+
+#[tokio::test]
+async fn a_waiter_with_an_unanswered_look_ends_in_doubt() {
+    let Some((server, holder)) = start().await else { return };
+    let _ = holder.acquire(&call(), &AcquireRequest::new(name("a"), WATCHDOG * 5)).await.unwrap();
+    for away in [false, true] {
+        let (line, backend) = looking(&server).await;
+        let (call_w, request) = waiting("a", if away { WATCHDOG } else { Duration::from_secs(1) });
+        let fault = async {
+            lose_a_look(&line).await;
+            line.refuse(away);
+        };
+        let (ended, ()) = in_time(async { tokio::join!(backend.acquire(&call_w, &request), fault) }).await;
+        let error = ended.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        line.refuse(false);
+        assert_eq!(backend.resolve(&call(), &request).await.unwrap(), Resolution::Gone);
+    }
 }
 
 #[tokio::test]

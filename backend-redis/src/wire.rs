@@ -29,6 +29,7 @@ use redis::Value;
 
 use crate::{
     connection::Link,
+    error::{self, Phase},
     greeting,
     pieces::{be_master, keep_fence, read_fence, read_lock, time},
     road::{Done, Request, Trip},
@@ -764,7 +765,7 @@ pub(crate) async fn sweep(link: &Link, call: &Call) -> Result<u64> {
                     return Err(Error::new(ErrorKind::Unavailable, "keys move between nodes; ask again"));
                 }
                 Value::ServerError(e) => {
-                    return Err(crate::error::error(crate::error::Phase::Sent, e.into()));
+                    return Err(error::error(Phase::Sent, e.into()));
                 }
                 _ => return Err(Error::new(ErrorKind::Unknown, "UNLINK answered with something else")),
             }
@@ -788,8 +789,14 @@ pub(crate) async fn highest_fence(link: &Link, call: &Call, pattern: &str) -> Re
             continue;
         }
         for value in link.commands(call, &looks, keys.len()).await? {
-            if matches!(&value, Value::ServerError(e) if matches!(e.code(), "MOVED" | "ASK" | "TRYAGAIN")) {
-                return Err(Error::new(ErrorKind::Unavailable, "fences move between nodes; ask again"));
+            match &value {
+                Value::ServerError(e) if matches!(e.code(), "MOVED" | "ASK" | "TRYAGAIN") => {
+                    return Err(Error::new(ErrorKind::Unavailable, "fences move between nodes; ask again"));
+                }
+                // It is not ours, and no fence was granted by it.
+                Value::ServerError(e) if e.code() == "WRONGTYPE" => continue,
+                Value::ServerError(e) => return Err(error::error(Phase::Sent, e.clone().into())),
+                _ => {}
             }
             let fence = greeting::text(Some(value))
                 .and_then(|text| text.split_once('|').and_then(|(fence, _)| fence.parse::<i64>().ok()));

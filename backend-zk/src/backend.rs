@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future;
 use lockcore::backend::*;
 
 use crate::{
@@ -18,6 +19,10 @@ use crate::{
 
 const BACKEND: &str = "zookeeper";
 const LIST_PAGE: usize = 1000;
+/// What the names of memberships begin with.
+const PHASE: &str = "phase";
+/// Between two tries of a waiter that has no session.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Locks on a ZooKeeper ensemble.
 ///
@@ -194,43 +199,32 @@ impl LockBackend for ZkBackend {
 
     async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
         let mut answers: Vec<Option<Result<Lease>>> = leases.iter().map(|_| None).collect();
-        let mut by_session: Vec<(Arc<Session>, Vec<(usize, Place, String)>)> = Vec::new();
+        let mut by_session: Vec<(Arc<Session>, Vec<Renewing<'_>>)> = Vec::new();
+        let mut foreign = Vec::new();
         for (at, lease) in leases.iter().enumerate() {
             let (queue, key) = self.standing_of(call, lease);
             match self.held(call, &key, lease) {
                 Ok((place, path)) => {
                     let of = by_session.iter_mut().find(|(session, _)| Arc::ptr_eq(session, &place.session));
+                    let session = place.session.clone();
+                    let renewing = Renewing { at, lease, place, path };
                     match of {
-                        Some((_, places)) => places.push((at, place, path)),
-                        None => by_session.push((place.session.clone(), vec![(at, place, path)])),
+                        Some((_, places)) => places.push(renewing),
+                        None => by_session.push((session, vec![renewing])),
                     }
                 }
                 Err(Some(error)) => answers[at] = Some(Err(error)),
-                Err(None) => answers[at] = Some(Err(self.not_ours(call, &queue, lease).await)),
+                Err(None) => foreign.push((at, lease, queue)),
             }
         }
-        for (session, places) in by_session {
-            let paths: Vec<String> = places.iter().map(|(_, _, path)| path.clone()).collect();
-            let sent = call.now();
-            match wire::prove(&session, bound_of(call), &paths).await {
-                Ok(found) => {
-                    for ((at, place, _), found) in places.into_iter().zip(found) {
-                        let stands = found.is_some_and(|(_, stat)| crate::session::is_own(&session, &stat));
-                        answers[at] = Some(self.renewed(call, &leases[at], ttl, sent, &place, stands).await);
-                    }
-                }
-                Err(error) => {
-                    let over = session.is_over();
-                    let mut error = Some(error);
-                    for (at, ..) in places {
-                        let said = error.take().unwrap_or_else(|| {
-                            Error::new(ErrorKind::Unknown, "the session's heartbeat was not answered")
-                        });
-                        answers[at] =
-                            Some(Err(if over { Error::lost(LostReason::SessionEnded) } else { said }));
-                    }
-                }
-            }
+        // Side by side: a session that is silent takes nothing of the others' time.
+        let by_session = by_session.iter().map(|(session, places)| self.renew_on(call, session, places, ttl));
+        let foreign = foreign
+            .iter()
+            .map(async |(at, lease, queue)| (*at, Err::<Lease, _>(self.not_ours(call, queue, lease).await)));
+        let (by_session, foreign) = tokio::join!(future::join_all(by_session), future::join_all(foreign));
+        for (at, answer) in by_session.into_iter().flatten().chain(foreign) {
+            answers[at] = Some(answer);
         }
         let unanswered = || Err(Error::new(ErrorKind::Unknown, "the renewal was not answered"));
         answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
@@ -275,10 +269,15 @@ impl LockBackend for ZkBackend {
     }
 
     async fn high_water(&self, call: &Call) -> Result<Option<Fence>> {
-        let session = self.inner.any_session(call).await?;
+        let inner = &self.inner;
+        let (space, session) = (inner.space(call), inner.any_session(call).await?);
         let zxid = session.write_beat(bound_of(call)).await?;
-        let record = wire::read_base(&session, bound_of(call), &self.inner.space(call).base()).await?;
-        record.map(|record| fence(record.base, zxid)).transpose()
+        let Some(record) = wire::read_base(&session, bound_of(call), &space.base()).await? else {
+            return Ok(None);
+        };
+        // An ensemble that lost its past may show less than was granted; the clock does not.
+        let base = inner.meet(call, &session, &space).await?.max(record.base);
+        fence(base, zxid).map(Some)
     }
 
     async fn list(
@@ -431,6 +430,10 @@ impl LockBackend for ZkBackend {
             if now.as_ref() != expect {
                 return Ok(false);
             }
+            // Before the record, so that it holds for who knows of no migration, too.
+            if let Some(floor) = new.floor {
+                inner.raise_base(call, &session, &space, floor).await?;
+            }
             let version = found.map(|(_, stat)| stat.version);
             // Where somebody was faster, the next turn finds out what stands there.
             if wire::write(&session, bound, &path, &phases::write(new), version).await? {
@@ -442,7 +445,8 @@ impl LockBackend for ZkBackend {
     async fn join(&self, call: &Call, phase: &str, ttl: Duration) -> Result<Lease> {
         let inner = &self.inner;
         let (space, bound) = (inner.space(call), bound_of(call));
-        let request = AcquireRequest::new(LockName::from_segments(["phase", phase])?, ttl);
+        let name = LockName::from_segments([PHASE, phase])?;
+        let request = AcquireRequest::new(name, ttl).labelled(call.label());
         let queue = space.members(request.name());
         let key = key(&queue, request.owner());
         let began = call.now();
@@ -453,9 +457,13 @@ impl LockBackend for ZkBackend {
         inner.places.insert(&key, Place::asked(&session, &queue, *request.owner()));
         let mut turn = 0;
         let node = loop {
+            let before = inner.seen();
             let entered = wire::enter(&session, bound, &space.base(), &queue, &stem, &note, turn > 0).await?;
             match entered {
-                Some((node, _)) => break node,
+                Some((node, _)) => {
+                    inner.wrote(before, node.czxid);
+                    break node;
+                }
                 None if turn < 4 => {
                     session.make_all(bound, &space.all_members()).await?;
                     turn += 1;
@@ -492,6 +500,31 @@ impl LockBackend for ZkBackend {
 
     async fn leave(&self, call: &Call, member: &Lease) -> Result<Released> {
         self.release(call, member).await
+    }
+
+    async fn members(&self, call: &Call) -> Result<Vec<Member>> {
+        let inner = &self.inner;
+        let (all, session) = (inner.space(call).all_members(), inner.any_session(call).await?);
+        // Behind a write of our own: who joined before the record was changed is seen.
+        session.write_beat(bound_of(call)).await?;
+        let phases =
+            wire::list(&session, bound_of(call), &all).await?.map_or_else(Vec::new, |(nodes, _)| nodes);
+        let mut members = Vec::new();
+        for node in phases {
+            let Some(name) = unescape(&node) else { continue };
+            let Some(phase) = name.as_str().strip_prefix(PHASE).and_then(|rest| rest.strip_prefix('/'))
+            else {
+                continue;
+            };
+            let listed = wire::members(&session, bound_of(call), &format!("{all}/{node}")).await?;
+            members.extend(listed.into_iter().map(|(owner, note)| {
+                // What is left of another's session is not told.
+                Member::new(phase, owner.digest())
+                    .with(|member| member.label = Some(note.label).filter(|label| !label.is_empty()))
+            }));
+        }
+        members.sort_by(|one, other| (&one.phase, &one.label).cmp(&(&other.phase, &other.label)));
+        Ok(members)
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
@@ -569,17 +602,20 @@ impl ZkBackend {
         let waits = request.wait_until();
         // A deadline counts from the start of the acquire, unless it waited since.
         let (began, mut waited) = (call.now(), false);
+        let mut stood = false;
         'enqueue: loop {
             let (place, mut node, mut look) = match self.enter(call, request, space, queue, key).await {
                 Ok(Some(entered)) => entered,
                 Ok(None) => continue,
                 Err(error) => {
-                    if !self.goes_on(call, request, key, &error).await {
+                    stood |= error.kind() == ErrorKind::Unknown;
+                    if !self.goes_on(call, request, key, stood, &error).await {
                         return Err(error);
                     }
                     continue;
                 }
             };
+            stood = true;
             if !waited {
                 look.sent = began;
             }
@@ -640,7 +676,7 @@ impl ZkBackend {
                     Ok(Next::Enqueue) => continue 'enqueue,
                     Ok(Next::Look | Next::Wait) => {}
                     Err(error) => {
-                        if !self.goes_on(call, request, key, &error).await {
+                        if !self.goes_on(call, request, key, stood, &error).await {
                             return Err(error);
                         }
                         if session.is_over() {
@@ -656,19 +692,31 @@ impl ZkBackend {
         }
     }
 
-    /// Says whether a waiter goes on after this error: its place may stand, and the connection may come back.
-    async fn goes_on(&self, call: &Call, request: &AcquireRequest, key: &str, error: &Error) -> bool {
+    /// Says whether a waiter goes on after this error: its place may stand, and the connection may come back. Where the place
+    /// went with its session, it queues again, by a new one as soon as that can be had.
+    async fn goes_on(
+        &self,
+        call: &Call,
+        request: &AcquireRequest,
+        key: &str,
+        stood: bool,
+        error: &Error,
+    ) -> bool {
         let Some(end) = request.wait_until() else { return false };
-        let Some(place) = self.inner.places.get(key) else { return false };
         if !matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable) || call.now() >= end {
             return false;
         }
-        let patience = call.now().saturating_add(place.session.pace());
-        if place.session.is_connected() {
+        let soon = |pause| call.now().saturating_add(pause).min(end);
+        match self.inner.places.get(key) {
+            Some(place) if place.session.is_over() => {}
             // Not in a circle: what failed on a connection that stands may fail again at once.
-            call.clock().sleep_until(patience.min(end)).await;
-        } else {
-            place.session.settled(end).await;
+            Some(place) if place.session.is_connected() => {
+                call.clock().sleep_until(soon(place.session.pace())).await;
+            }
+            Some(place) => place.session.settled(end).await,
+            // Given up, or never there.
+            None if !stood || self.inner.places.is_given_up(key) => return false,
+            None => call.clock().sleep_until(soon(PAUSE)).await,
         }
         call.now() < end
     }
@@ -850,6 +898,38 @@ impl ZkBackend {
         }
     }
 
+    /// Renews what stands on one session: by one heartbeat, and a look at each node behind it.
+    async fn renew_on(
+        &self,
+        call: &Call,
+        session: &Arc<Session>,
+        places: &[Renewing<'_>],
+        ttl: Duration,
+    ) -> Vec<(usize, Result<Lease>)> {
+        let paths: Vec<String> = places.iter().map(|renewing| renewing.path.clone()).collect();
+        let sent = call.now();
+        let proven = wire::prove(session, bound_of(call), &paths).await;
+        if proven.is_err() && session.is_over() {
+            let over = |renewing: &Renewing<'_>| (renewing.at, Err(Error::lost(LostReason::SessionEnded)));
+            return places.iter().map(over).collect();
+        }
+        let found = match proven {
+            Ok(found) => found,
+            Err(error) => return places.iter().map(|renewing| (renewing.at, Err(same(&error)))).collect(),
+        };
+        let renewed = places.iter().zip(found).map(async |(Renewing { at, lease, place, .. }, found)| {
+            let renewed = match found {
+                Ok(found) => {
+                    let stands = found.is_some_and(|(_, stat)| crate::session::is_own(session, &stat));
+                    self.renewed(call, lease, ttl, sent, place, stands).await
+                }
+                Err(error) => Err(error),
+            };
+            (*at, renewed)
+        });
+        future::join_all(renewed).await
+    }
+
     /// Dates a renewal that the session's heartbeat and a look behind it have proven, or not.
     async fn renewed(
         &self,
@@ -873,6 +953,23 @@ impl ZkBackend {
         let stays = inner.places.learn(&key, |place| place.until = place.until.max(until));
         // The keeper was faster: it took the lease at its old end.
         if stays { Ok(renewed) } else { Err(Error::lost(LostReason::Expired)) }
+    }
+}
+
+/// One lease of a batch that is renewed, and where it stands.
+struct Renewing<'a> {
+    at: usize,
+    lease: &'a Lease,
+    place: Place,
+    path: String,
+}
+
+/// Tells one more lease what became of the request that it shared.
+fn same(error: &Error) -> Error {
+    let same = Error::new(error.kind(), error.message().to_owned());
+    match std::error::Error::source(error) {
+        Some(source) => same.with_source(source.to_string()),
+        None => same,
     }
 }
 

@@ -171,6 +171,10 @@ impl Places {
         self.table().given_up.insert(key.to_owned(), until);
     }
 
+    pub(crate) fn is_given_up(&self, key: &str) -> bool {
+        self.table().given_up.contains_key(key)
+    }
+
     /// Says whether a node of this session is one that a place stands for.
     pub(crate) fn claims(&self, path: &str) -> bool {
         let Some(end) = path.rfind('/').map(|slash| slash + 34).filter(|end| path.is_char_boundary(*end))

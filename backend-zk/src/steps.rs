@@ -331,6 +331,38 @@ impl Inner {
         Ok(false)
     }
 
+    /// Raises the base, so that every later grant of any name is above a floor.
+    pub(crate) async fn raise_base(
+        &self,
+        call: &Call,
+        session: &Session,
+        space: &Space,
+        floor: Fence,
+    ) -> Result<()> {
+        let (path, bound) = (space.base(), bound_of(call));
+        loop {
+            let zxid = session.write_beat(bound).await?;
+            let record = wire::read_base(session, bound, &path).await?.ok_or_else(no_record)?;
+            if fence(record.base, 0).is_ok_and(|least| least > floor) {
+                return Ok(());
+            }
+            // Who stands in a queue may not have read its fence yet. Nobody comes to stand before it.
+            let next =
+                wire::earliest(session, bound, &space.locks()).await?.unwrap_or(zxid + 1).min(zxid + 1);
+            let target = above_floor(floor, next)?;
+            if target <= record.base {
+                return Ok(());
+            }
+            let before = self.seen();
+            let change = Change { base: Some((&path, record, target)), ..Change::default() };
+            if let Some(zxid) = wire::change(session, bound, change).await? {
+                self.wrote(before, zxid);
+                self.saw(space, target, next - 1);
+                return Ok(());
+            }
+        }
+    }
+
     /// Takes note of what a place has come to.
     pub(crate) fn stands(&self, key: &str, node: &Node) -> bool {
         self.places.learn(key, |place| place.stage = Stage::Stands(node.clone()))

@@ -168,6 +168,50 @@ pub(crate) async fn list(
     }
 }
 
+/// Reads who stands below the node of a phase, and what each says of itself. Who leaves meanwhile is left out.
+pub(crate) async fn members(session: &Session, bound: Duration, path: &str) -> Result<Vec<(Owner, Note)>> {
+    let listed = list(session, bound, path).await?.map_or_else(Vec::new, |(nodes, _)| nodes);
+    let owners: Vec<(Owner, String)> = listed
+        .into_iter()
+        .filter_map(|node| Some((crate::keys::read_node(&node)?.0, format!("{path}/{node}"))))
+        .collect();
+    let mut members = Vec::with_capacity(owners.len());
+    for part in owners.chunks(PART) {
+        let bound = session.ready(bound).await?;
+        let read = read_all(session, part.iter().map(|(_, path)| Part::Data(path)))?;
+        let read = session.ask(bound, read).await?.map_err(error)?;
+        if read.len() != part.len() {
+            return Err(no_certain_answer());
+        }
+        for ((owner, _), one) in part.iter().zip(read) {
+            if let Some((data, _)) = data_of(Some(one))? {
+                members.push((*owner, Note::read(&data).unwrap_or_default()));
+            }
+        }
+    }
+    Ok(members)
+}
+
+/// Returns the zxid of the earliest place in any queue; `None`: nobody stands in one.
+pub(crate) async fn earliest(session: &Session, bound: Duration, locks: &str) -> Result<Option<i64>> {
+    let queues = list(session, bound, locks).await?.map_or_else(Vec::new, |(nodes, _)| nodes);
+    let mut earliest: Option<i64> = None;
+    for queue in queues {
+        let queue = format!("{locks}/{queue}");
+        loop {
+            let listed = list(session, bound, &queue).await?.map_or_else(Vec::new, |(nodes, _)| nodes);
+            let listed = Queue::new(listed);
+            let Some((_, first)) = listed.first() else { break };
+            // Where it went meanwhile, another is the first.
+            if let Some((node, _)) = read_node(session, bound, &queue, first).await? {
+                earliest = Some(earliest.map_or(node.czxid, |known| known.min(node.czxid)));
+                break;
+            }
+        }
+    }
+    Ok(earliest)
+}
+
 /// Reads a node; `None`: there is none.
 pub(crate) async fn read(session: &Session, bound: Duration, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
     let bound = session.ready(bound).await?;
@@ -296,14 +340,15 @@ pub(crate) async fn change(session: &Session, bound: Duration, change: Change<'_
     }
 }
 
-/// Proves the session by its heartbeat and reads nodes behind it; `None`: the node is gone.
+/// Proves the session by its heartbeat and reads nodes behind it; `None`: the node is gone. What fails for some nodes alone is
+/// their inner error.
 ///
 /// Each node that is there stood when the write was decided, or was made since.
 pub(crate) async fn prove(
     session: &Session,
     bound: Duration,
     paths: &[String],
-) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
+) -> Result<Vec<Result<Option<(Vec<u8>, Stat)>>>> {
     let bound = session.ready(bound).await?;
     let sent = session.clock.now();
     let beat = session.client.set_data(&session.beat, b"", None);
@@ -332,12 +377,16 @@ pub(crate) async fn prove(
         Err(said) => return Err(error(said)),
     }
     let mut found = Vec::with_capacity(paths.len());
-    for part in reads {
-        for one in part.map_err(error)? {
-            found.push(data_of(Some(one))?);
+    for (asked, part) in paths.chunks(PART).zip(reads) {
+        match part {
+            Ok(part) if part.len() == asked.len() => {
+                found.extend(part.into_iter().map(|one| data_of(Some(one))));
+            }
+            Ok(_) => found.extend(asked.iter().map(|_| Err(no_certain_answer()))),
+            Err(said) => found.extend(asked.iter().map(|_| Err(error(said.clone())))),
         }
     }
-    if found.len() == paths.len() { Ok(found) } else { Err(no_certain_answer()) }
+    Ok(found)
 }
 
 const PART: usize = 256;

@@ -34,6 +34,7 @@ mod case;
 mod cases;
 #[cfg(feature = "containers")]
 mod containers;
+pub mod crossing;
 pub mod faultline;
 pub mod history;
 mod memory;

@@ -125,7 +125,11 @@ impl Program {
             Provider::Container(image) => {
                 Running(Kind::Container(Container::start(self.store, &image, command, folder)))
             }
-            _ => Running(Kind::Process(process(command, log, self.install))),
+            _ => {
+                // A process sees every folder of this machine.
+                let _ = folder;
+                Running(Kind::Process(process(command, log, self.install)))
+            }
         }
     }
 
@@ -213,10 +217,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A container goes with its own value.
-        if let Kind::Process(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
+        match &mut self.0 {
+            Kind::Process(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            // Goes with its own value.
+            #[cfg(feature = "containers")]
+            Kind::Container(_) => {}
         }
     }
 }

@@ -87,6 +87,8 @@ impl ToyBackend {
             // A file that cannot be opened or locked was not changed; one that could not be written may have been.
             let kind = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => ErrorKind::Unavailable,
+                // Asking again will not mend it; it was not changed, so that a person can look.
+                io::ErrorKind::InvalidData => ErrorKind::Misconfigured,
                 _ => ErrorKind::Unknown,
             };
             Error::new(kind, "the lock file cannot be used").with_source(error)
@@ -211,18 +213,29 @@ impl Record {
         })
     }
 
-    /// Reads 8 bytes of fence, 8 of deadline, and 16 of owner, zero for nobody; an empty file is a new lock.
+    /// Reads 8 bytes of fence, 8 of deadline, and 16 of owner, zero for nobody; an empty file is a new lock. Anything
+    /// else is no lock file: to take it for a new one would begin the fences anew.
     fn read(file: &mut File) -> io::Result<Self> {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let bytes = <[u8; 32]>::try_from(bytes).unwrap_or_default();
+        let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        if bytes.is_empty() {
+            return Ok(Self { fence: None, holder: None, expires: Moment::from_nanos(0) });
+        }
+        let length = bytes.len();
+        let bytes = <[u8; 32]>::try_from(bytes)
+            .map_err(|_| damaged(format!("the lock file is damaged: it has {length} bytes, not 32")))?;
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| bytes[at + n]));
         let owner: [u8; 16] = std::array::from_fn(|n| bytes[16 + n]);
-        Ok(Self {
-            fence: i64::try_from(number(0)).ok().and_then(|number| Fence::new(number).ok()),
-            expires: Moment::from_nanos(number(8)),
-            holder: (owner != [0; 16]).then(|| Owner::from_bytes(owner)),
-        })
+        let fence = match number(0) {
+            0 => None,
+            some => {
+                let fence = i64::try_from(some).ok().and_then(|number| Fence::new(number).ok());
+                Some(fence.ok_or_else(|| damaged(format!("the lock file is damaged: {some} is no fence")))?)
+            }
+        };
+        let holder = (owner != [0; 16]).then(|| Owner::from_bytes(owner));
+        Ok(Self { fence, expires: Moment::from_nanos(number(8)), holder })
     }
 
     fn write(&self, file: &mut File) -> io::Result<()> {
@@ -232,5 +245,31 @@ impl Record {
         bytes.extend(self.holder.map_or([0; 16], |owner| *owner.expose()));
         file.rewind()?;
         file.write_all(&bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, sync::Arc};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_damaged_lock_file_is_refused_and_left_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, name) = (ToyBackend::new(directory.path()), LockName::parse("x").unwrap());
+        let call = Call::for_tests(Arc::new(BootClock), Duration::from_secs(5));
+        let path = store.path("", &name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Half a record, and a whole one whose fence is no number of ours.
+        for damaged in [vec![7; 20], vec![0xff; 32]] {
+            fs::write(&path, &damaged).unwrap();
+            let request = AcquireRequest::new(name.clone(), Duration::from_secs(5));
+            let error = store.acquire(&call, &request).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+            let source = std::error::Error::source(&error).unwrap();
+            assert!(source.to_string().contains("damaged"), "{source}");
+            assert_eq!(fs::read(&path).unwrap(), damaged, "what a person must look at is gone");
+        }
     }
 }

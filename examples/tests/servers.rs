@@ -1,4 +1,4 @@
-//! The order demo with its locks on real servers: the same program, another URL.
+//! The demos with their locks on real servers: the same programs, other URLs.
 
 use std::{
     io::{Read, Write},
@@ -55,6 +55,10 @@ impl Redis {
             std::thread::sleep(Duration::from_millis(3));
         }
         false
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// Sends one command past the code under test.
@@ -129,6 +133,31 @@ fn is_skipped(store: &str) -> bool {
     skipped
 }
 
+/// Moves a fleet from one store to another and back; the demo's own checks decide, and what it counts is read.
+fn assert_moves(from: &str, to: &str, ttl: &str) {
+    let output = Command::new(env!("CARGO_BIN_EXE_migrate_demo"))
+        .args(["--workers", "3", "--ttl", ttl, "--from", from, "--to", to])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} from\n{said}\n{complained}", output.status);
+    for part in [
+        "is killed",
+        "is paused for longer than its TTL",
+        "falls asleep in phase `from`",
+        "the move is over",
+        "back on the old store",
+        "double holds                   0",
+        "fences that went back          0",
+        "writes of live holders refused 0",
+        "availability",
+        "processes sent away            1",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in\n{said}");
+    }
+}
+
 /// Runs the demo on a store; its own checks decide, and the database must have refused the late holder.
 fn assert_refused_on(store: &str, ttl: &str) {
     let output = Command::new(env!("CARGO_BIN_EXE_order_demo"))
@@ -144,7 +173,7 @@ fn assert_refused_on(store: &str, ttl: &str) {
 #[test]
 fn order_demo_refuses_the_late_holder_when_its_locks_are_on_redis() {
     let Some(redis) = Redis::start() else { return };
-    assert_refused_on(&format!("redis://127.0.0.1:{}", redis.port), "800ms");
+    assert_refused_on(&redis.url(), "800ms");
     // The locks really were there: their fences are kept for a while.
     let kept = redis.ask("KEYS lockcore:*:fence").unwrap();
     assert!(kept.contains("orders/0"), "the server has {kept:?}");
@@ -153,15 +182,38 @@ fn order_demo_refuses_the_late_holder_when_its_locks_are_on_redis() {
 #[cfg(feature = "etcd")]
 #[test]
 fn order_demo_refuses_the_late_holder_when_its_locks_are_on_etcd() {
+    let Some(etcd) = etcd() else { return };
+    assert_refused_on(&format!("etcd://127.0.0.1:{}", etcd.port), "2s");
+}
+
+/// Processes that hold, wait, are paused and killed, under rolling restarts.
+#[cfg(feature = "etcd")]
+#[test]
+fn migrate_demo_moves_a_fleet_from_redis_to_etcd_and_back() {
+    let (Some(redis), Some(etcd)) = (Redis::start(), etcd()) else { return };
+    assert_moves(&redis.url(), &format!("etcd://127.0.0.1:{}", etcd.port), "1s");
+    // The locks really were on both: fences are kept for a while, and so is what the migration wrote.
+    let kept = redis.ask("KEYS lockcore:*").unwrap();
+    assert!(kept.contains("account/1}:fence") && kept.contains("{phases}:record"), "the server has {kept:?}");
+}
+
+#[test]
+fn migrate_demo_moves_a_fleet_from_zookeeper_to_redis_and_back() {
+    let (Some(redis), Some(zookeeper)) = (Redis::start(), zookeeper()) else { return };
+    assert_moves(&format!("zk://127.0.0.1:{}", zookeeper.port), &redis.url(), "2s");
+}
+
+#[cfg(feature = "etcd")]
+fn etcd() -> Option<Server> {
     if is_skipped("etcd") {
-        return;
+        return None;
     }
     assert!(
         Command::new("etcd").arg("--version").stdout(Stdio::null()).status().is_ok(),
         "etcd is missing; run: sudo apt-get install etcd-server (or set LOCK_TEST_SKIP=etcd)"
     );
     let up = |port: u16| http_get(port, "/health").is_some_and(|said| said.contains("true"));
-    let etcd = Server::start(
+    Some(Server::start(
         |port, directory| {
             let (client, peer) =
                 (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()));
@@ -176,8 +228,7 @@ fn order_demo_refuses_the_late_holder_when_its_locks_are_on_etcd() {
             command
         },
         up,
-    );
-    assert_refused_on(&format!("etcd://127.0.0.1:{}", etcd.port), "2s");
+    ))
 }
 
 #[cfg(feature = "etcd")]
@@ -192,14 +243,19 @@ fn http_get(port: u16, path: &str) -> Option<String> {
 
 #[test]
 fn order_demo_refuses_the_late_holder_when_its_locks_are_on_zookeeper() {
-    if is_skipped("zookeeper") || is_skipped("zk") {
-        return;
+    let Some(zookeeper) = zookeeper() else { return };
+    assert_refused_on(&format!("zk://127.0.0.1:{}", zookeeper.port), "2s");
+}
+
+fn zookeeper() -> Option<Server> {
+    if is_skipped("zk") || is_skipped("zookeeper") {
+        return None;
     }
     let classes = std::env::var("LOCK_ZOOKEEPER_CLASSPATH")
         .unwrap_or_else(|_| "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar".into());
     assert!(
         classes.split(':').any(|part| std::path::Path::new(part).is_file()),
-        "ZooKeeper is missing; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zookeeper)"
+        "ZooKeeper is missing; run: sudo apt-get install zookeeper (or set LOCK_TEST_SKIP=zk)"
     );
     let says = |port: u16| {
         let mut line = TcpStream::connect(("127.0.0.1", port)).ok()?;
@@ -210,7 +266,7 @@ fn order_demo_refuses_the_late_holder_when_its_locks_are_on_zookeeper() {
         line.read_to_string(&mut answer).ok()?;
         Some(answer)
     };
-    let zookeeper = Server::start(
+    Some(Server::start(
         |port, directory| {
             let data = directory.join("data");
             let config = format!(
@@ -228,6 +284,5 @@ fn order_demo_refuses_the_late_holder_when_its_locks_are_on_zookeeper() {
             command
         },
         |port| says(port).is_some_and(|said| said.contains("Mode:")),
-    );
-    assert_refused_on(&format!("zk://127.0.0.1:{}", zookeeper.port), "2s");
+    ))
 }

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     backend::{AcquireRequest, Call, Lease, Moment},
-    client::{Bounded, Inner},
+    client::{Bounded, InUse, Inner},
     error::{Error, ErrorKind, Result, Verb},
     events::EventKind,
     fence::Fence,
@@ -84,12 +84,9 @@ impl Numbers {
 /// # Cancel safety
 /// Dropping the future leaves the queue of this process at once, and what it may have left in the store is cleared
 /// away in the background.
-pub(crate) async fn acquire(
-    client: Arc<Inner>,
-    name: LockName,
-    numbers: Numbers,
-    wait: Wait,
-) -> Result<Guard> {
+pub(crate) async fn acquire(in_use: InUse, name: LockName, numbers: Numbers, wait: Wait) -> Result<Guard> {
+    // Dropped last: what is left to be cleared away has begun by then.
+    let client = in_use.client().clone();
     client.check_options(Verb::Acquire)?;
     numbers.check(&client, &name)?;
     let Ok(runtime) = Handle::try_current() else {
@@ -161,6 +158,7 @@ pub(crate) async fn acquire(
             margin: numbers.margin,
             max_hold: numbers.max_hold,
             seat,
+            in_use,
             runtime,
         },
     )))

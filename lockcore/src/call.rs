@@ -91,6 +91,11 @@ impl Call {
         Self { frame: self.frame.clone(), deadline, attempt: 1, lock_delay: Duration::ZERO }
     }
 
+    /// Frames another request for the lease of this call, with a budget of its own. Its TTL is counted as before.
+    pub(crate) fn again(&self, budget: Duration) -> Self {
+        Self { lock_delay: self.lock_delay, ..self.beside(budget) }
+    }
+
     /// Ends the call earlier.
     pub(crate) fn ending_by(&self, deadline: Moment) -> Self {
         Self { deadline: self.deadline.min(deadline), ..self.clone() }

@@ -5,8 +5,8 @@ use std::{
     future::poll_fn,
     pin::pin,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
     task::Poll,
     time::Duration,
@@ -177,7 +177,7 @@ impl LockClient {
         let backend: Arc<dyn LockBackend> = Arc::new(backend);
         let label = options.label.clone().unwrap_or_else(default_label);
         let closing = options.shutdown.child_token();
-        let inner = Inner {
+        let inner = Arc::new(Inner {
             capabilities: backend.capabilities(),
             mistake: options.mistake(),
             namespace: options.namespace.as_str().into(),
@@ -190,27 +190,57 @@ impl LockClient {
             queue: Arc::default(),
             engines: Engines::default(),
             background: Background::default(),
-            fences: Mutex::default(),
             warned: Mutex::default(),
-            watched: AtomicBool::new(false),
-            watchers: Mutex::new(None),
-        };
-        Self { inner: Arc::new(inner) }
+            family: Arc::default(),
+            successor: OnceLock::new(),
+        });
+        Self { inner }
+    }
+
+    /// Returns what takes the acquires that begin now: this client, or the one that a reload has put in its place.
+    pub(crate) fn current(&self) -> &Arc<Inner> {
+        self.inner.newest()
+    }
+
+    /// Makes a client, of which there is no clone yet, one that may [follow](Self::replace_by) another.
+    #[cfg(feature = "config")]
+    pub(crate) fn inherit(&mut self, other: &Self) {
+        let inner = Arc::get_mut(&mut self.inner).expect("nobody else has the client yet");
+        inner.family = other.inner.family.clone();
+    }
+
+    /// Lets another client take what begins from now on. What was granted before stays here, and when the last of it has
+    /// ended the backend is closed.
+    #[cfg(feature = "config")]
+    pub(crate) fn replace_by(&self, next: &Self) {
+        let old = self.current().clone();
+        old.family.retiring.grab().push(Arc::downgrade(&old));
+        // One reload at a time, so nobody else has set it.
+        let _ = old.successor.set(next.inner.clone());
+        fence(Ordering::SeqCst);
+        tokio::spawn(async move {
+            old.background.unused().await;
+            old.closed.store(true, Ordering::Release);
+            old.engines.stop();
+            old.backend.close().await;
+            // Until here a `close` finds it, and waits for it.
+            old.family.retiring.grab().retain(|inner| !std::ptr::eq(inner.as_ptr(), Arc::as_ptr(&old)));
+        });
     }
 
     /// Names a lock. Sends nothing; a bad name is reported by the call that uses it.
     pub fn named(&self, name: impl IntoLockName) -> Lock {
-        Lock::new(self.inner.clone(), name.into_lock_name())
+        Lock::new(self.current().clone(), name.into_lock_name())
     }
 
     /// Names several locks that are taken together or not at all.
     pub fn named_all<N: IntoLockName>(&self, names: impl IntoIterator<Item = N>) -> LockSet {
-        LockSet::new(self.inner.clone(), names.into_iter().map(IntoLockName::into_lock_name).collect())
+        LockSet::new(self.current().clone(), names.into_iter().map(IntoLockName::into_lock_name).collect())
     }
 
-    /// Returns what the backend promised when the client was made.
+    /// Returns what the backend promised when the client was made, or its configuration reloaded.
     pub fn capabilities(&self) -> &Capabilities {
-        &self.inner.capabilities
+        &self.current().capabilities
     }
 
     /// Looks at the real server and returns the claims that stand.
@@ -219,9 +249,10 @@ impl LockClient {
     /// As the backend tells: `Unavailable`, `Unauthorized`, `Misconfigured`. `Unknown`: no answer within the call
     /// timeout.
     pub async fn preflight(&self) -> Result<Preflight> {
-        self.inner.check_options(Verb::Preflight)?;
-        let call = self.inner.call(self.inner.options.call_timeout);
-        self.inner.bounded(Verb::Preflight, None, &call, self.inner.backend.preflight(&call)).await
+        let inner = self.current();
+        inner.check_options(Verb::Preflight)?;
+        let call = inner.call(inner.options.call_timeout);
+        inner.bounded(Verb::Preflight, None, &call, inner.backend.preflight(&call)).await
     }
 
     /// Returns the backend and the frame of one call with this client's clock, namespace and timeout: for tools that
@@ -230,24 +261,39 @@ impl LockClient {
     /// # Errors
     /// `Misconfigured`: the options hold a mistake.
     pub fn backend(&self) -> Result<(Arc<dyn LockBackend>, Call)> {
-        self.inner.check_options(Verb::Connect)?;
-        Ok((self.inner.backend.clone(), self.inner.call(self.inner.options.call_timeout)))
+        let inner = self.current();
+        inner.check_options(Verb::Connect)?;
+        Ok((inner.backend.clone(), inner.call(inner.options.call_timeout)))
     }
 
     /// Returns what happens from now on: grants, renewals, losses, releases, refusals.
     pub fn events(&self) -> Events {
-        let mut watchers = self.inner.watchers.grab();
-        if self.inner.closed.load(Ordering::Acquire) {
+        let family = &self.inner.family;
+        let mut watchers = family.watchers.grab();
+        if self.current().closed.load(Ordering::Acquire) {
             return Events { receiver: None };
         }
         let sender = watchers.get_or_insert_with(|| broadcast::channel(EVENTS_KEPT).0);
-        self.inner.watched.store(true, Ordering::Release);
+        family.watched.store(true, Ordering::Release);
         Events { receiver: Some(sender.subscribe()) }
     }
 
     /// Waits for the releases of dropped guards, and for the clean-up of dropped acquires, that are still under way.
     pub async fn flush(&self) {
-        self.inner.background.idle().await;
+        for inner in self.generations() {
+            inner.background.idle().await;
+        }
+    }
+
+    /// Lists the clients that a reload has replaced and that still have something under way, and the one that took their
+    /// place.
+    fn generations(&self) -> Vec<Arc<Inner>> {
+        // In this order: what a reload replaces in between is then in one of the two, or in both.
+        let current = self.current().clone();
+        let mut all: Vec<_> = self.inner.family.retiring.grab().iter().filter_map(Weak::upgrade).collect();
+        all.retain(|inner| !Arc::ptr_eq(inner, &current));
+        all.push(current);
+        all
     }
 
     /// Refuses new acquires, ends held leases as `Lost(Closed)`, flushes, closes the backend. Last line of `main`.
@@ -258,17 +304,21 @@ impl LockClient {
     /// # Cancel safety
     /// Call it again.
     pub async fn close(&self) {
-        let inner = &self.inner;
-        inner.closed.store(true, Ordering::Release);
-        inner.closing.cancel();
-        for held in inner.engines.held() {
-            held.close();
+        let generations = self.generations();
+        for inner in &generations {
+            inner.closed.store(true, Ordering::Release);
+            inner.closing.cancel();
+            for held in inner.engines.held() {
+                held.close();
+            }
         }
-        inner.background.idle().await;
-        inner.engines.stop();
-        inner.backend.close().await;
-        inner.watched.store(false, Ordering::Release);
-        inner.watchers.grab().take();
+        for inner in &generations {
+            inner.background.idle().await;
+            inner.engines.stop();
+            inner.backend.close().await;
+        }
+        self.inner.family.watched.store(false, Ordering::Release);
+        self.inner.family.watchers.grab().take();
     }
 }
 
@@ -296,10 +346,19 @@ pub(crate) struct Inner {
     pub(crate) background: Background,
     mistake: Option<String>,
     closed: AtomicBool,
-    fences: Mutex<HashMap<LockName, Fence>>,
     warned: Mutex<std::collections::HashSet<LockName>>,
+    family: Arc<Family>,
+    /// What has taken its place, set once by a reload.
+    successor: OnceLock<Arc<Inner>>,
+}
+
+/// What a client has in common with those that take its place when a configuration is reloaded.
+#[derive(Default)]
+struct Family {
+    fences: Mutex<HashMap<LockName, Fence>>,
     watched: AtomicBool,
     watchers: Mutex<Option<broadcast::Sender<Event>>>,
+    retiring: Mutex<Vec<Weak<Inner>>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -325,6 +384,30 @@ pub(crate) enum Bounded<T> {
 }
 
 impl Inner {
+    /// Returns what has taken its place, or itself.
+    fn newest(self: &Arc<Self>) -> &Arc<Self> {
+        let mut newest = self;
+        while let Some(next) = newest.successor.get() {
+            newest = next;
+        }
+        newest
+    }
+
+    /// Begins to use what takes the acquires that begin now.
+    pub(crate) fn begin_use(self: &Arc<Self>) -> InUse {
+        let mut newest = self.newest().clone();
+        loop {
+            newest.background.uses.fetch_add(1, Ordering::SeqCst);
+            let in_use = InUse(newest);
+            // A reload says first that it has a successor and then looks for users: one of the two sees the other.
+            fence(Ordering::SeqCst);
+            match in_use.0.successor.get() {
+                None => return in_use,
+                Some(next) => newest = next.newest().clone(),
+            }
+        }
+    }
+
     pub(crate) fn now(&self) -> Moment {
         self.clock.now()
     }
@@ -417,7 +500,7 @@ impl Inner {
 
     /// Remembers the fence of a grant; an error if this process has seen a higher one.
     pub(crate) fn fence_seen(&self, name: &LockName, fence: Fence) -> Result<()> {
-        let mut fences = self.fences.grab();
+        let mut fences = self.family.fences.grab();
         match fences.get_mut(name) {
             Some(highest) if fence <= *highest => Err(self.error(
                 ErrorKind::FenceRegression,
@@ -452,12 +535,12 @@ impl Inner {
     }
 
     pub(crate) fn is_watched(&self) -> bool {
-        self.watched.load(Ordering::Acquire)
+        self.family.watched.load(Ordering::Acquire)
     }
 
     pub(crate) fn tell(&self, lock: &LockName, owner: OwnerDigest, kind: impl FnOnce() -> EventKind) {
         if self.is_watched()
-            && let Some(sender) = &*self.watchers.grab()
+            && let Some(sender) = &*self.family.watchers.grab()
         {
             let event = Event { at: self.now(), lock: lock.clone(), owner, kind: kind() };
             // No reader right now is no error.
@@ -517,7 +600,32 @@ impl Inner {
 #[derive(Debug, Default)]
 pub(crate) struct Background {
     tasks: AtomicUsize,
+    /// Acquires under way, and leases that are not given back yet.
+    uses: AtomicUsize,
     ended: Notify,
+}
+
+/// Keeps a client open that a reload may replace.
+pub(crate) struct InUse(Arc<Inner>);
+
+impl InUse {
+    /// Begins another use of the same client.
+    pub(crate) fn again(&self) -> Self {
+        self.0.background.uses.fetch_add(1, Ordering::SeqCst);
+        Self(self.0.clone())
+    }
+
+    pub(crate) fn client(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if self.0.background.uses.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.background.ended.notify_waiters();
+        }
+    }
 }
 
 /// Counts as under way while it lives.
@@ -525,10 +633,21 @@ pub(crate) struct Task(Arc<Inner>);
 
 impl Background {
     async fn idle(&self) {
+        self.until(|| self.tasks.load(Ordering::Acquire) == 0).await;
+    }
+
+    /// Returns when nothing is held or asked for any more. What a use leaves to a task is begun before the use ends.
+    #[cfg(feature = "config")]
+    async fn unused(&self) {
+        let none = |count: &AtomicUsize| count.load(Ordering::SeqCst) == 0;
+        self.until(|| none(&self.uses) && none(&self.tasks)).await;
+    }
+
+    async fn until(&self, over: impl Fn() -> bool) {
         loop {
             let mut ended = pin!(self.ended.notified());
             ended.as_mut().enable();
-            if self.tasks.load(Ordering::Acquire) == 0 {
+            if over() {
                 return;
             }
             ended.await;

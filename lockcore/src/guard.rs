@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     backend::{Call, Moment, Owner},
-    client::Inner,
+    client::{InUse, Inner},
     error::{Error, ErrorKind, Result, Verb},
     events::EventKind,
     fence::{Fence, Stamp},
@@ -414,6 +414,7 @@ pub(crate) struct Held {
     changed: Notify,
     token: OnceLock<CancellationToken>,
     seat: Mutex<Option<Seat>>,
+    in_use: Mutex<Option<InUse>>,
     busy: AtomicUsize,
     idle: Notify,
     used: AtomicBool,
@@ -440,12 +441,13 @@ pub(crate) struct Grant {
     pub(crate) margin: Duration,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) seat: Option<Seat>,
+    pub(crate) in_use: InUse,
     pub(crate) runtime: Handle,
 }
 
 impl Held {
     pub(crate) fn start(client: Arc<Inner>, grant: Grant) -> Arc<Self> {
-        let Grant { lease, ttl, delay, margin, max_hold, seat, runtime } = grant;
+        let Grant { lease, ttl, delay, margin, max_hold, seat, in_use, runtime } = grant;
         let now = client.now();
         // The owner is random, so it spreads as well as anything.
         let spread = f64::from(lease.owner.expose()[0]) / 256.0;
@@ -467,6 +469,7 @@ impl Held {
             changed: Notify::new(),
             token: OnceLock::new(),
             seat: Mutex::new(seat),
+            in_use: Mutex::new(Some(in_use)),
             busy: AtomicUsize::new(0),
             idle: Notify::new(),
             used: AtomicBool::new(false),
@@ -694,9 +697,10 @@ impl Held {
         }
     }
 
-    /// Gives the seat to the next task of this process.
+    /// Gives the seat to the next task of this process. The client has nothing more to do for this lease.
     fn leave_seat(&self) {
         self.seat.grab().take();
+        self.in_use.grab().take();
     }
 
     async fn until_idle(&self) {

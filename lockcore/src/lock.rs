@@ -41,8 +41,18 @@ use crate::{
 pub struct Lock {
     client: Arc<Inner>,
     name: Result<LockName, Arc<Error>>,
-    numbers: Numbers,
-    budget: Budget,
+    said: Said,
+}
+
+/// What the code says itself. All else comes from the client, at the moment of the acquire: a reload may change it.
+#[derive(Clone, Debug, Default)]
+struct Said {
+    ttl: Option<Duration>,
+    delay: Option<Duration>,
+    margin: Option<Duration>,
+    max_hold: Option<Duration>,
+    floor: Option<Fence>,
+    budget: Option<Budget>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +60,27 @@ enum Budget {
     For(Duration),
     Until(Instant),
     Forever,
+}
+
+/// Where no configuration is compiled in, none has numbers.
+#[cfg(not(feature = "config"))]
+#[derive(Default)]
+struct NoConfig {
+    ttl: Option<Duration>,
+    wait: Option<Duration>,
+    max_hold: Option<Duration>,
+    stop_margin: Option<Duration>,
+    lock_delay: Option<Duration>,
+}
+
+impl Budget {
+    fn end(self, now: Moment) -> Moment {
+        match self {
+            Self::For(budget) => now.saturating_add(budget),
+            Self::Until(end) => now.saturating_add(end.saturating_duration_since(Instant::now())),
+            Self::Forever => Moment::MAX,
+        }
+    }
 }
 
 /// What trying once gave. No `Option`: `.is_some()` on a guard would release it in the same breath.
@@ -74,81 +105,78 @@ pub enum Entry {
 
 impl Lock {
     pub(crate) fn new(client: Arc<Inner>, name: Result<LockName>) -> Self {
-        let options = &client.options;
-        let numbers = Numbers {
-            ttl: options.ttl,
-            delay: options.lock_delay,
-            margin: options.stop_margin,
-            max_hold: options.max_hold,
-            floor: None,
-        };
-        let budget = Budget::For(options.wait);
-        let lock = Self { name: name.map_err(Arc::new), numbers, budget, client };
-        #[cfg(feature = "config")]
-        let lock = lock.configured();
-        lock
+        Self { name: name.map_err(Arc::new), said: Said::default(), client }
     }
 
-    /// Takes the numbers that a configuration has for this very lock. The code's own words come later and stand.
-    #[cfg(feature = "config")]
-    fn configured(mut self) -> Self {
-        let Ok(name) = &self.name else { return self };
-        let locks = self.client.options.numbers.as_deref();
-        let Some(found) = locks.and_then(|locks| crate::config::numbers_of(locks, name)) else { return self };
-        self.numbers.ttl = found.ttl.unwrap_or(self.numbers.ttl);
-        self.numbers.delay = found.lock_delay.unwrap_or(self.numbers.delay);
-        self.numbers.margin = found.stop_margin.unwrap_or(self.numbers.margin);
-        self.numbers.max_hold = found.max_hold.or(self.numbers.max_hold);
-        self.budget = found.wait.map_or(self.budget, Budget::For);
-        self
+    /// Returns the numbers that hold on a client: what the code says, else what a configuration has for this very lock,
+    /// else the client's own.
+    fn numbers(&self, client: &Inner) -> (Numbers, Budget) {
+        let (said, options) = (&self.said, &client.options);
+        #[cfg(feature = "config")]
+        let found = self.name.as_ref().ok().zip(options.numbers.as_deref());
+        #[cfg(feature = "config")]
+        let found = found.and_then(|(name, locks)| crate::config::numbers_of(locks, name).copied());
+        #[cfg(feature = "config")]
+        let found = found.unwrap_or_default();
+        #[cfg(not(feature = "config"))]
+        let found = NoConfig::default();
+        let numbers = Numbers {
+            ttl: said.ttl.or(found.ttl).unwrap_or(options.ttl),
+            delay: said.delay.or(found.lock_delay).unwrap_or(options.lock_delay),
+            margin: said.margin.or(found.stop_margin).unwrap_or(options.stop_margin),
+            max_hold: said.max_hold.or(found.max_hold).or(options.max_hold),
+            floor: said.floor,
+        };
+        let wait = || Budget::For(found.wait.unwrap_or(options.wait));
+        (numbers, said.budget.unwrap_or_else(wait))
     }
 
     /// Sets how long the lease lives without a renewal.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.numbers.ttl = ttl;
+        self.said.ttl = Some(ttl);
         self
     }
 
     /// Sets the wait budget: connecting, queueing, retries and clean-up together.
     pub fn wait(mut self, budget: Duration) -> Self {
-        self.budget = Budget::For(budget);
+        self.said.budget = Some(Budget::For(budget));
         self
     }
 
     /// Sets the wait budget by the end of the caller's own, a request's deadline for instance.
     pub fn wait_until(mut self, end: Instant) -> Self {
-        self.budget = Budget::Until(end);
+        self.said.budget = Some(Budget::Until(end));
         self
     }
 
     /// Waits as long as the future is kept.
     pub fn wait_forever(mut self) -> Self {
-        self.budget = Budget::Forever;
+        self.said.budget = Some(Budget::Forever);
         self
     }
 
     /// Caps the hold, renewals included.
     pub fn max_hold(mut self, cap: Duration) -> Self {
-        self.numbers.max_hold = Some(cap);
+        self.said.max_hold = Some(cap);
         self
     }
 
     /// Counts the lease as lost this long before its deadline; [`run`](Self::run) lets the body use the margin to
     /// finish.
     pub fn stop_margin(mut self, margin: Duration) -> Self {
-        self.numbers.margin = margin;
+        self.said.margin = Some(margin);
         self
     }
 
     /// Keeps the lock closed for this long after an unclean end: a crash, a panic, a loss.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
-        self.numbers.delay = delay;
+        self.said.delay = Some(delay);
         self
     }
 
     /// Demands a fence above `floor`.
     pub fn above(mut self, floor: Fence) -> Self {
-        self.numbers.floor = Some(floor);
+        self.said.floor = Some(floor);
         self
     }
 
@@ -156,15 +184,6 @@ impl Lock {
         match &self.name {
             Ok(name) => Ok(name.clone()),
             Err(error) => Err(Error::new(error.kind(), error.message().to_owned())),
-        }
-    }
-
-    fn until(&self) -> Moment {
-        let now = self.client.now();
-        match self.budget {
-            Budget::For(budget) => now.saturating_add(budget),
-            Budget::Until(end) => now.saturating_add(end.saturating_duration_since(Instant::now())),
-            Budget::Forever => Moment::MAX,
         }
     }
 
@@ -200,8 +219,10 @@ impl Lock {
     pub fn acquire(&self) -> impl Future<Output = Result<Guard>> + Send + use<> {
         let lock = self.clone();
         async move {
-            let (name, end) = (lock.name()?, lock.until());
-            acquire::acquire(lock.client, name, lock.numbers, Wait::Until(end)).await
+            let (name, in_use) = (lock.name()?, lock.client.begin_use());
+            let (numbers, budget) = lock.numbers(in_use.client());
+            let end = budget.end(in_use.client().now());
+            acquire::acquire(in_use, name, numbers, Wait::Until(end)).await
         }
     }
 
@@ -218,8 +239,9 @@ impl Lock {
     pub fn try_acquire(&self) -> impl Future<Output = Result<Attempt<Guard>>> + Send + use<> {
         let lock = self.clone();
         async move {
-            let name = lock.name()?;
-            match acquire::acquire(lock.client, name, lock.numbers, Wait::Try).await {
+            let (name, in_use) = (lock.name()?, lock.client.begin_use());
+            let (numbers, _) = lock.numbers(in_use.client());
+            match acquire::acquire(in_use, name, numbers, Wait::Try).await {
                 Ok(guard) => Ok(Attempt::Granted(guard)),
                 Err(error) if error.kind() == ErrorKind::Held => Ok(Attempt::Busy(error.holder().cloned())),
                 Err(error) => Err(error),
@@ -281,17 +303,19 @@ impl Lock {
     /// `Misconfigured`: the options do not allow it. `WaitTimeout`: someone else has it, which is no reason to go on.
     /// All that is not a matter of reaching the store.
     pub async fn acquire_or_open(&self) -> Result<Entry> {
-        if !self.client.options.allow_open {
+        let in_use = self.client.begin_use();
+        let client = in_use.client();
+        if !client.options.allow_open {
             let message = "going on without the lock is not allowed; set `ClientOptions::allow_open`";
             let name = self.name()?;
-            return Err(self.client.error(ErrorKind::Misconfigured, message, Verb::Acquire, Some(&name)));
+            return Err(client.error(ErrorKind::Misconfigured, message, Verb::Acquire, Some(&name)));
         }
         match self.acquire().await {
             Ok(guard) => Ok(Entry::Locked(guard)),
             Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) => {
                 let name = self.name()?;
                 let nobody = crate::OwnerDigest::from_i64(0);
-                observe::opened(self.client.about(&name, nobody), &error);
+                observe::opened(client.about(&name, nobody), &error);
                 Ok(Entry::Open(error))
             }
             Err(error) => Err(error),
@@ -303,21 +327,22 @@ impl Lock {
     /// # Errors
     /// As the backend tells; `Unknown`: no answer within the call timeout.
     pub async fn inspect(&self) -> Result<LockState> {
-        self.client.check_options(Verb::Inspect)?;
+        let in_use = self.client.begin_use();
+        let client = in_use.client();
+        client.check_options(Verb::Inspect)?;
         let name = self.name()?;
-        let call = self.client.call(self.client.options.call_timeout);
-        self.client
-            .bounded(Verb::Inspect, Some(&name), &call, self.client.backend.inspect(&call, &name))
-            .await
+        let call = client.call(client.options.call_timeout);
+        client.bounded(Verb::Inspect, Some(&name), &call, client.backend.inspect(&call, &name)).await
     }
 }
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (numbers, budget) = self.numbers(self.client.begin_use().client());
         f.debug_struct("Lock")
             .field("name", &self.name)
-            .field("numbers", &self.numbers)
-            .field("wait", &self.budget)
+            .field("numbers", &numbers)
+            .field("wait", &budget)
             .finish_non_exhaustive()
     }
 }
@@ -427,11 +452,14 @@ impl LockSet {
         if names.is_empty() {
             return Err(self.client.error(ErrorKind::Invalid, "a set of no locks", Verb::Acquire, None));
         }
-        let end = self.template.until();
+        // All of them on one client, also when a reload comes in between.
+        let in_use = self.client.begin_use();
+        let client = in_use.client();
+        let (numbers, budget) = self.template.numbers(client);
+        let end = budget.end(client.now());
         let mut guards: Vec<Guard> = Vec::with_capacity(names.len());
         for name in names {
-            let taken =
-                acquire::acquire(self.client.clone(), name, self.template.numbers.clone(), Wait::Until(end));
+            let taken = acquire::acquire(in_use.again(), name, numbers.clone(), Wait::Until(end));
             let failure = match taken.await {
                 Ok(guard) => match guards.iter().find_map(|earlier| earlier.ensure_held().err()) {
                     // Taken while the first was lost: all or none.

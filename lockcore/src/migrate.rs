@@ -63,6 +63,12 @@ impl Phase {
         }
     }
 
+    /// Says whether it excludes the holders of another phase: of itself, and of its neighbours.
+    #[cfg(feature = "config")]
+    pub(crate) const fn is_beside(self, other: Self) -> bool {
+        !matches!((self, other), (Self::From, Self::To) | (Self::To, Self::From))
+    }
+
     const fn on_from(self) -> bool {
         matches!(self, Self::From | Self::Both)
     }

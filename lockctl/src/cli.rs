@@ -91,9 +91,13 @@ pub enum Command {
         after_help = "Example:\n  lockctl break nightly/report --expect \"$(lockctl inspect --json nightly/report | jq -r .holder.stamp)\" --reason 'host is gone'"
     )]
     Break(Break),
-    /// Shows or raises the fence of a lock
+    /// Shows or raises the fence of a lock, or brings all fences of a namespace up to the clock
+    ///
+    /// --seed is for a store that was restored from a backup or wiped: it cannot know which fences it gave out since. What
+    /// the resources have seen lies below the time in microseconds, if the store counts from the time; so the next fence
+    /// must be above the time of now. Nothing ever goes down.
     #[command(
-        after_help = "Examples:\n  lockctl fence nightly/report\n  lockctl fence nightly/report --raise 1000000"
+        after_help = "Examples:\n  lockctl fence nightly/report\n  lockctl fence nightly/report --raise 1000000\n  lockctl fence --seed"
     )]
     Fence(Fence),
     /// Moves locks from one store to another while they are in use, a stage at a time, and back
@@ -101,7 +105,7 @@ pub enum Command {
     /// A bridge of the configuration file names the two stores. The stores keep where the move stands; the processes keep
     /// to the phase of their own file. Between two stages the fleet is restarted into the next phase.
     #[command(
-        after_help = "Examples:\n  lockctl migrate plan\n  lockctl migrate status moving\n  lockctl migrate advance --wait 2m moving\n  lockctl migrate rollback --dry-run moving\n\nExits with 111 when somebody is still in a phase that the step closes, with 112 after waiting for that in vain."
+        after_help = "Examples:\n  lockctl migrate plan\n  lockctl migrate status moving\n  lockctl migrate advance --wait 2m moving\n  lockctl migrate rollback --dry-run moving\n  lockctl migrate status moving --from redis://redis-a:6379 --to etcd://etcd-1:2379 --namespace shop\n\nExits with 111 when somebody is still in a phase that the step closes, with 112 after waiting for that in vain."
     )]
     Migrate(Migrate),
     /// Looks at every configured store: what it cannot keep, and how to put that right
@@ -295,10 +299,14 @@ pub struct Break {
 #[derive(Debug, Args)]
 pub struct Fence {
     /// Lock to look at
-    pub name: OsString,
+    #[arg(required_unless_present = "seed", conflicts_with = "seed")]
+    pub name: Option<OsString>,
     /// Makes every later fence be above N
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "seed")]
     pub raise: Option<lockcore::Fence>,
+    /// Makes every later fence of every lock in the namespace be above the time in microseconds
+    #[arg(long)]
+    pub seed: bool,
     /// Which store.
     #[command(flatten)]
     pub store: StoreArgs,
@@ -328,8 +336,14 @@ pub enum MigrateCommand {
 /// Which migration.
 #[derive(Clone, Debug, Args)]
 pub struct MigrateArgs {
-    /// Bridge of the configuration file (default: the only one)
+    /// Bridge of the configuration file (default: the only one); with --from and --to, the migration's name
     pub bridge: Option<String>,
+    /// Address of the store that locks leave, where no file names it; a password is refused here
+    #[arg(long, value_name = "URL", requires_all = ["to", "bridge", "namespace"])]
+    pub from: Option<OsString>,
+    /// Address of the store that they go to
+    #[arg(long, value_name = "URL", requires = "from")]
+    pub to: Option<OsString>,
     /// Configuration file
     #[arg(short, long, value_name = "FILE", env = "LOCKCTL_CONFIG", hide_env_values = true, value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,

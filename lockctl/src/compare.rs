@@ -42,6 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const LATE: Duration = Duration::from_millis(200);
 /// So often the namespaces are swept until nothing more arrives.
 const SWEEPS: u32 = 25;
+/// So long the sweeps of one store may take together.
+const SWEEPING: Duration = Duration::from_secs(60);
 
 /// One store, under the name that its column has.
 #[derive(Clone)]
@@ -79,7 +81,11 @@ pub(crate) fn main(options: &Compare, voice: &Voice) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("no case has {text:?} in its name")));
     }
     quiet_cases();
-    let ended = play(&candidates, options, &plan, &halt, voice)?;
+    let run = format!("compare-{:08x}", random());
+    let (ttl, rate) = (options.ttl, options.rate);
+    let ended = play(&candidates, &halt, voice, move |candidate, tell| {
+        lane(candidate, &run, ttl, rate, plan.clone(), tell)
+    })?;
     let mut lanes = Vec::new();
     let mut unasked = Vec::new();
     for lane in ended {
@@ -217,29 +223,28 @@ fn quiet_cases() {
 /// Plays all stores at the same time, each on a thread of its own, and the cases of each one after the other.
 fn play(
     candidates: &[Candidate],
-    options: &Compare,
-    plan: &Plan,
     halt: &watch::Sender<bool>,
     voice: &Voice,
+    lane: impl Fn(&Candidate, &mpsc::UnboundedSender<News>) -> Result<Lane, Failure> + Clone + Send + 'static,
 ) -> Result<Vec<Result<Lane, Failure>>, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (tell, mut news) = mpsc::unbounded_channel();
-    let run = format!("compare-{:08x}", random());
     let mut ended: Vec<Option<Result<Lane, Failure>>> = candidates.iter().map(|_| None).collect();
     runtime.block_on(async {
         // Heard before the first thread writes anything.
         let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()]
             .map(|kind| (kind, signal(kind)));
         for (at, candidate) in candidates.iter().enumerate() {
-            let (candidate, plan, run, tell) = (candidate.clone(), plan.clone(), run.clone(), tell.clone());
-            let (ttl, rate) = (options.ttl, options.rate);
+            let (candidate, lane, tell) = (candidate.clone(), lane.clone(), tell.clone());
             let lane = move || {
-                let played = lane(&candidate, &run, ttl, rate, plan, &tell);
+                let played = lane(&candidate, &tell);
                 // The main thread waits for this.
                 let _ = tell.send(News::Done(at, Box::new(played)));
             };
             thread::Builder::new().name(format!("store {}", candidates[at].name)).spawn(lane)?;
         }
+        // A lane that ends without a word is heard of, too.
+        drop(tell);
         let mut by_signal = None;
         while ended.iter().any(Option::is_none) {
             let [(_, first), (_, second), (_, third)] = &mut signals;
@@ -276,7 +281,11 @@ fn play(
             None => Ok(()),
         }
     })?;
-    Ok(ended.into_iter().flatten().collect())
+    let missing = |at: usize| {
+        let sentence = format!("{}: the run ended without a result", candidates[at].name);
+        Err(Failure::usage(sentence))
+    };
+    Ok(ended.into_iter().enumerate().map(|(at, lane)| lane.unwrap_or_else(|| missing(at))).collect())
 }
 
 async fn heard(signal: &mut std::io::Result<tokio::signal::unix::Signal>) {
@@ -393,22 +402,13 @@ async fn look(candidate: &Candidate) -> Result<Preflight, Failure> {
 /// Removes what the cases wrote, again until nothing more arrives: requests that were given up may be under way.
 fn sweep(runtime: &Runtime, candidate: &Candidate, run: &str) -> Result<(), Failure> {
     let namespaces = Foreign::namespaces(run);
-    let spaces = || namespaces.iter().map(String::as_str).chain(["scratch-compare-look"]);
-    let swept = runtime.block_on(async {
-        let mut clean = 0;
-        for _ in 0..SWEEPS {
-            let mut removed = 0;
-            for namespace in spaces() {
-                removed += registry().sweep(&candidate.backend, namespace, PATIENCE).await?;
-            }
-            clean = if removed == 0 { clean + 1 } else { 0 };
-            if clean == 2 {
-                return Ok(true);
-            }
-            tokio::time::sleep(LATE).await;
+    let swept = runtime.block_on(until_clean(async || {
+        let mut removed = 0;
+        for namespace in namespaces.iter().map(String::as_str).chain(["scratch-compare-look"]) {
+            removed += registry().sweep(&candidate.backend, namespace, PATIENCE).await?;
         }
-        Ok(false)
-    });
+        Ok(removed)
+    }));
     let left = |why: String| {
         Failure::new(
             exit::UNAVAILABLE,
@@ -419,10 +419,35 @@ fn sweep(runtime: &Runtime, candidate: &Candidate, run: &str) -> Result<(), Fail
         )
     };
     match swept {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(left("records keep coming into the namespace of this run".into())),
+        Ok(Swept::Clean) => Ok(()),
+        Ok(Swept::Coming) => Err(left("records keep coming into the namespace of this run".into())),
+        Ok(Swept::Late) => Err(left(format!("the sweep was not over within {} s", SWEEPING.as_secs()))),
         Err(error) => Err(left(lockcore::Error::to_string(&error))),
     }
+}
+
+/// How the sweeps of one store ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Swept {
+    Clean,
+    Coming,
+    Late,
+}
+
+/// Sweeps until two sweeps in a row find nothing. A store that hangs must not keep the others' results back.
+async fn until_clean(mut sweep: impl AsyncFnMut() -> lockcore::Result<u64>) -> lockcore::Result<Swept> {
+    let sweeps = async {
+        let mut clean = 0;
+        for _ in 0..SWEEPS {
+            clean = if sweep().await? == 0 { clean + 1 } else { 0 };
+            if clean == 2 {
+                return Ok(Swept::Clean);
+            }
+            tokio::time::sleep(LATE).await;
+        }
+        Ok(Swept::Coming)
+    };
+    tokio::time::timeout(SWEEPING, sweeps).await.unwrap_or(Ok(Swept::Late))
 }
 
 /// Draws what tells this run from others.
@@ -494,4 +519,38 @@ fn show(
         voice.failure(told.trim_end());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(name: &str) -> Candidate {
+        Candidate { name: name.into(), backend: BackendConfig::new(StoreUrl::parse("memory://").unwrap()) }
+    }
+
+    #[test]
+    fn a_lane_that_ends_without_a_word_is_a_failure_and_holds_nobody_up() {
+        let (halt, _halted) = watch::channel(false);
+        let all = [candidate("a"), candidate("b")];
+        let ended = play(&all, &halt, &Voice::for_tests(), |candidate, _| match candidate.name.as_str() {
+            "a" => panic!("a lane of this test"),
+            _ => Err(Failure::new(exit::UNAVAILABLE, "told")),
+        })
+        .unwrap();
+        let told: Vec<_> = ended.iter().map(|lane| lane.as_ref().err().unwrap()).collect();
+        assert_eq!((told[0].code, told[1].code), (exit::USAGE, exit::UNAVAILABLE));
+        assert!(told[0].sentence.contains("a: the run ended without a result"), "{}", told[0].sentence);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_ends_although_its_store_hangs_or_fills_up_again() {
+        let left = std::cell::Cell::new(3_u64);
+        let emptied = until_clean(async || Ok(left.replace(left.get().saturating_sub(1))));
+        assert_eq!(emptied.await.unwrap(), Swept::Clean);
+        assert_eq!(until_clean(async || Ok(1)).await.unwrap(), Swept::Coming);
+        assert_eq!(until_clean(async || std::future::pending().await).await.unwrap(), Swept::Late);
+        let refused = || lockcore::Error::new(ErrorKind::Unavailable, "away");
+        assert_eq!(until_clean(async || Err(refused())).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
 }

@@ -5,7 +5,8 @@ use std::{fmt::Write as _, time::Duration};
 use lockcore::{
     ClientOptions, LockClient,
     backend::{Capabilities, Consistency, FenceSource, Preflight},
-    config::{BackendConfig, Demands, RiskConfig},
+    config::{BackendConfig, BridgeConfig, Config, Demands, RiskConfig},
+    migrate::{Bridge, Migration},
 };
 use serde_json::{Value, json};
 
@@ -14,25 +15,38 @@ use crate::{
     exit,
     failure::{Failure, with_sources},
     file,
-    store::{self, Surroundings, Written, registry},
+    store::{self, Surroundings, Written, bridge_shown, registry},
     voice::{Voice, millis, print},
 };
 
 /// So long a store may take for all its answers together.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One store, and the levels that stand on it.
+/// One store or bridge, and the levels that stand on it.
 struct Patient {
     name: Option<String>,
-    backend: BackendConfig,
+    place: Place,
+    shown: String,
     namespace: String,
     levels: Vec<(String, RiskConfig)>,
+}
+
+/// What a level stands on.
+enum Place {
+    Store(BackendConfig),
+    Bridge { bridge: BridgeConfig, from: BackendConfig, to: BackendConfig },
 }
 
 /// What a look came to.
 struct Found {
     patient: Patient,
-    looked: Result<Preflight, Failure>,
+    looked: Result<Look, Failure>,
+}
+
+struct Look {
+    preflight: Preflight,
+    /// Why nobody can start in the phase that the file names.
+    closed: Option<String>,
 }
 
 /// Looks at all stores at the same time, and says of each what was found.
@@ -74,18 +88,23 @@ fn patients(args: &StoreArgs, written: Written) -> Result<Vec<Patient>, Failure>
     let path = if named || level.is_some() { None } else { file::find(args, store::variable) };
     let Some(path) = path else {
         let chosen = store::choose(args, written, &Surroundings::of_this_process())?;
+        let shown = chosen.shown();
+        let of_bridge = chosen.bridge.as_ref().zip(chosen.file.as_ref());
+        let place = of_bridge.and_then(|(name, file)| bridge_of(&file.config, name));
         return Ok(vec![Patient {
             name: None,
-            backend: chosen.backend,
+            place: place.unwrap_or(Place::Store(chosen.backend)),
+            shown,
             namespace: chosen.namespace,
             levels: chosen.level.into_iter().collect(),
         }]);
     };
     let file = file::load(&path, &registry())?;
     let namespace = args.namespace.clone().unwrap_or_else(|| file.config.namespace.clone());
-    let of = |(name, backend): (&String, &BackendConfig)| Patient {
+    let of = |name: &String, place: Place, shown: String| Patient {
         name: Some(name.clone()),
-        backend: backend.clone(),
+        place,
+        shown,
         namespace: namespace.clone(),
         levels: file
             .config
@@ -95,21 +114,65 @@ fn patients(args: &StoreArgs, written: Written) -> Result<Vec<Patient>, Failure>
             .map(|(name, level)| (name.clone(), level.clone()))
             .collect(),
     };
-    Ok(file.config.backend.iter().map(of).collect())
+    let config = &file.config;
+    let stores =
+        config.backend.iter().map(|(n, store)| of(n, Place::Store(store.clone()), store.url.to_string()));
+    let bridges =
+        config.bridge.keys().filter_map(|n| Some(of(n, bridge_of(config, n)?, bridge_shown(n, config))));
+    Ok(stores.chain(bridges).collect())
+}
+
+fn bridge_of(config: &Config, name: &str) -> Option<Place> {
+    let bridge = config.bridge.get(name)?;
+    let (from, to) = (config.backend.get(&bridge.from)?, config.backend.get(&bridge.to)?);
+    Some(Place::Bridge { bridge: bridge.clone(), from: from.clone(), to: to.clone() })
+}
+
+async fn look_at(patient: &Patient) -> lockcore::Result<Look> {
+    let options = ClientOptions::default().with(|o| o.namespace = patient.namespace.clone());
+    let registry = registry();
+    let (bridge, from, to) = match &patient.place {
+        Place::Store(store) => {
+            let backend = registry.connect(store).await?;
+            let preflight = LockClient::with_options(backend.clone(), options).preflight().await;
+            backend.close().await;
+            return Ok(Look { preflight: preflight?, closed: None });
+        }
+        Place::Bridge { bridge, from, to } => (bridge, from, to),
+    };
+    let name = patient.levels.first().map(|(_, level)| &level.backend).or(patient.name.as_ref());
+    let name = name.map_or("", String::as_str);
+    let (from, to) = (registry.connect(from).await?, registry.connect(to).await?);
+    let mut joined = Bridge::new(name, bridge.phase, from.clone(), to.clone())?;
+    if let Some(ttl) = bridge.membership {
+        joined = joined.with_membership(ttl)?;
+    }
+    let (_, call) = LockClient::with_options(from.clone(), options).backend()?;
+    let looked = async {
+        // Looked at and not joined: a member would hold up the operator's step.
+        let mut preflight = joined.look(&call).await?;
+        let stage = Migration::new(name, from.clone(), to.clone())?.status(&call).await?.stage;
+        let mut closed = (!stage.open().contains(&bridge.phase)).then(|| {
+            let phase = bridge.phase.as_str();
+            format!("the phase `{phase}` is not open: the migration is at {stage}; see lockctl migrate status {name}")
+        });
+        if patient.levels.is_empty() {
+            preflight.findings.extend(closed.take());
+        }
+        Ok(Look { preflight, closed })
+    };
+    let looked = looked.await;
+    from.close().await;
+    to.close().await;
+    looked
 }
 
 async fn look(patient: Patient) -> Found {
-    let shown = patient.backend.url.to_string();
+    let shown = patient.shown.clone();
     let looked = tokio::time::timeout(PATIENCE, async {
-        let backend =
-            registry().connect(&patient.backend).await.map_err(|error| Failure::store(&error, &shown))?;
-        let options = ClientOptions::default().with(|o| o.namespace = patient.namespace.clone());
-        let client = LockClient::with_options(backend.clone(), options);
-        let found = client.preflight().await.map_err(|error| {
+        look_at(&patient).await.map_err(|error| {
             Failure::new(exit::of_error(&error), format!("{} (store {shown})", with_sources(&error)))
-        });
-        backend.close().await;
-        found
+        })
     });
     let looked = looked.await.unwrap_or_else(|_| {
         Err(Failure::new(
@@ -124,8 +187,11 @@ impl Found {
     /// Says what each level lacks here; nothing, where the store was not seen.
     fn levels(&self) -> Vec<(&str, Vec<String>)> {
         let Ok(found) = &self.looked else { return Vec::new() };
-        let misses =
-            |(name, level): &(String, RiskConfig)| Demands::of(name, level).misses(&found.capabilities);
+        let misses = |(name, level): &(String, RiskConfig)| {
+            let mut misses = Demands::of(name, level).misses(&found.preflight.capabilities);
+            misses.extend(found.closed.clone());
+            misses
+        };
         self.patient.levels.iter().map(|level| (level.0.as_str(), misses(level))).collect()
     }
 
@@ -138,7 +204,7 @@ impl Found {
     }
 
     fn to_json(&self) -> Value {
-        let found = self.looked.as_ref().ok();
+        let found = self.looked.as_ref().ok().map(|looked| &looked.preflight);
         let levels: Vec<Value> = self
             .patient
             .levels
@@ -150,7 +216,7 @@ impl Found {
             .collect();
         json!({
             "name": self.patient.name,
-            "store": self.patient.backend.url.to_string(),
+            "store": self.patient.shown,
             "namespace": self.patient.namespace,
             "code": self.code(),
             "error": self.looked.as_ref().err().map(|failure| &failure.sentence),
@@ -163,8 +229,12 @@ impl Found {
 
     fn to_text(&self, voice: &Voice) -> String {
         let mut text = String::new();
-        let url = self.patient.backend.url.to_string();
-        let title = self.patient.name.as_ref().map_or(url.clone(), |name| format!("{name}: {url}"));
+        let url = &self.patient.shown;
+        // What a bridge is called is a part of what is shown of it.
+        let title = match (&self.patient.name, &self.patient.place) {
+            (Some(name), Place::Store(_)) => format!("{name}: {url}"),
+            _ => url.clone(),
+        };
         // Writing to a string does not fail.
         let _ = writeln!(text, "{}", voice.bold(&title));
         let found = match &self.looked {
@@ -174,7 +244,7 @@ impl Found {
                 let _ = writeln!(text, "  {word:<10} {sentence}");
                 return text;
             }
-            Ok(found) => found,
+            Ok(found) => &found.preflight,
         };
         let _ = writeln!(text, "  {:<10} {}", "server", found.server.as_deref().unwrap_or("(does not say)"));
         let _ = writeln!(text, "  {:<10} {}", "promises", sentence(&found.capabilities));

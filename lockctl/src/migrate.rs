@@ -11,6 +11,7 @@ use std::{
 use lockcore::{
     ClientOptions, ErrorKind, LockClient,
     backend::{Call, LockBackend, Member},
+    config::BackendConfig,
     migrate::{Migration, Side, Stage, Status},
 };
 use serde_json::{Value, json};
@@ -22,11 +23,12 @@ use crate::{
     failure::Failure,
     file,
     run::default_label,
-    store::{bridge_shown, registry, variable},
+    store::{bridge_shown, registry, url_of_option, variable},
     voice::{Voice, millis, print},
 };
 
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// The stores tell nobody who leaves a phase: so often it is looked at while a step waits.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Shows where a migration stands, or takes a step.
 pub(crate) async fn main(options: &Migrate, voice: &Voice) -> Result<u8, Failure> {
@@ -47,8 +49,29 @@ struct Opened {
     shown: String,
 }
 
-impl Opened {
-    async fn new(which: &MigrateArgs) -> Result<Self, Failure> {
+/// What is opened: from a file, or from the command line.
+struct Chosen {
+    name: String,
+    from: BackendConfig,
+    to: BackendConfig,
+    namespace: String,
+    shown: String,
+}
+
+impl Chosen {
+    fn new(which: &MigrateArgs) -> Result<Self, Failure> {
+        match (&which.from, &which.to, &which.bridge, &which.namespace) {
+            (Some(from), Some(to), Some(name), Some(namespace)) => {
+                let (from, to) = (url_of_option("--from", from)?, url_of_option("--to", to)?);
+                let shown = format!("bridge {name} from {from} to {to}");
+                let (from, to) = (BackendConfig::new(from), BackendConfig::new(to));
+                Ok(Self { name: name.clone(), from, to, namespace: namespace.clone(), shown })
+            }
+            _ => Self::of_file(which),
+        }
+    }
+
+    fn of_file(which: &MigrateArgs) -> Result<Self, Failure> {
         let args = StoreArgs {
             store: None,
             risk: None,
@@ -82,16 +105,29 @@ impl Opened {
                 }
             },
         };
-        let shown = bridge_shown(name, &file.config);
-        let open = async |side: Side, store: &str| {
-            let backend = &file.config.backend[store]; // a file with a name that leads nowhere has been refused
+        // A file with a name that leads nowhere has been refused.
+        let store = |store: &str| file.config.backend[store].clone();
+        Ok(Self {
+            name: name.clone(),
+            from: store(&bridge.from),
+            to: store(&bridge.to),
+            namespace: which.namespace.clone().unwrap_or_else(|| file.config.namespace.clone()),
+            shown: bridge_shown(name, &file.config),
+        })
+    }
+}
+
+impl Opened {
+    async fn new(which: &MigrateArgs) -> Result<Self, Failure> {
+        let Chosen { name, from, to, namespace, shown } = Chosen::new(which)?;
+        let registry = registry();
+        let open = async |side: Side, backend: &BackendConfig| {
             let opened = registry.connect(backend).await.map_err(|e| Failure::store(&e, &backend.url))?;
             Ok::<_, Failure>((side, backend.url.to_string(), opened))
         };
-        let stores = [open(Side::From, &bridge.from).await?, open(Side::To, &bridge.to).await?];
-        let migration = Migration::new(name, stores[0].2.clone(), stores[1].2.clone())
+        let stores = [open(Side::From, &from).await?, open(Side::To, &to).await?];
+        let migration = Migration::new(&name, stores[0].2.clone(), stores[1].2.clone())
             .map_err(|error| Failure::usage(error.message().to_owned()))?;
-        let namespace = which.namespace.clone().unwrap_or_else(|| file.config.namespace.clone());
         let options = ClientOptions::default().with(|o| {
             o.namespace.clone_from(&namespace);
             o.label = Some(default_label().into());
@@ -209,19 +245,18 @@ impl Opened {
         if options.dry_run {
             return self.rehearse(&before, goal, voice);
         }
-        let began = Instant::now();
-        let budget = match options.wait.unwrap_or(Wait::No) {
-            Wait::No => Some(Duration::ZERO),
-            Wait::For(budget) => Some(budget),
+        let wait = options.wait.unwrap_or(Wait::No);
+        let end = match wait {
+            Wait::No => Some(Instant::now()),
+            Wait::For(budget) => Instant::now().checked_add(budget),
             Wait::Forever => None,
         };
-        let mut told = String::new();
         let after = loop {
             match self.migration.step(&self.call()?, goal).await {
                 Ok(after) => break after,
                 Err(error) if error.kind() == ErrorKind::Held => {
-                    if budget.is_some_and(|budget| began.elapsed() + LOOK_AGAIN > budget) {
-                        let code = if budget == Some(Duration::ZERO) { exit::BUSY } else { exit::TIMED_OUT };
+                    if !self.until_clear(goal, end, voice).await? {
+                        let code = if wait == Wait::No { exit::BUSY } else { exit::TIMED_OUT };
                         return Err(Failure::new(
                             code,
                             format!(
@@ -231,11 +266,6 @@ impl Opened {
                             ),
                         ));
                     }
-                    if told != error.message() {
-                        told = error.message().to_owned();
-                        voice.progress(format_args!("waiting: {told}"));
-                    }
-                    tokio::time::sleep(LOOK_AGAIN).await;
                 }
                 Err(error) => return Err(self.failure(&error)),
             }
@@ -273,6 +303,28 @@ impl Opened {
                 path.display()
             ))),
             _ => Ok(0),
+        }
+    }
+
+    /// Looks until nobody is in the way of a goal any more; says whether that came in time.
+    async fn until_clear(&self, goal: Stage, end: Option<Instant>, voice: &Voice) -> Result<bool, Failure> {
+        let mut told = Vec::new();
+        loop {
+            let status = self.look().await?;
+            let way = members(&status.in_the_way(goal).cloned().collect::<Vec<_>>());
+            if way.is_empty() {
+                return Ok(true);
+            }
+            let left = end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let who: Vec<_> = status.in_the_way(goal).map(|(side, member)| (*side, member.owner)).collect();
+            if told != who {
+                voice.progress(format_args!("waiting for {goal}: {}", way.join(", ")));
+                told = who;
+            }
+            tokio::time::sleep(LOOK_AGAIN.min(left)).await;
         }
     }
 

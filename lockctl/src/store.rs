@@ -360,13 +360,27 @@ fn with_credentials(backend: BackendConfig, args: &StoreArgs) -> Result<BackendC
     }))
 }
 
-/// Reads an address that was written out.
-fn given_url(text: &OsString, on_command_line: bool) -> Result<StoreUrl, Failure> {
-    let source = if on_command_line { "--store" } else { "LOCKCTL_STORE" };
+/// Reads the address of an option that stands on the command line.
+pub(crate) fn url_of_option(option: &str, text: &OsString) -> Result<StoreUrl, Failure> {
+    let url = read_url(option, text)?;
+    if url.has_secret() {
+        return Err(Failure::usage(format!(
+            "{option} holds a password, which every user of this machine can read in the list of processes; put the \
+             store into a configuration file"
+        )));
+    }
+    Ok(url)
+}
+
+fn read_url(source: &str, text: &OsString) -> Result<StoreUrl, Failure> {
     // What cannot be read is not repeated: it may hold a password.
     let text = text.to_str().ok_or_else(|| Failure::usage(format!("{source} is not UTF-8")))?;
-    let url =
-        StoreUrl::parse(text).map_err(|error| Failure::usage(format!("{source}: {}", error.message())))?;
+    StoreUrl::parse(text).map_err(|error| Failure::usage(format!("{source}: {}", error.message())))
+}
+
+/// Reads the address of the store that was written out.
+fn given_url(text: &OsString, on_command_line: bool) -> Result<StoreUrl, Failure> {
+    let url = read_url(if on_command_line { "--store" } else { "LOCKCTL_STORE" }, text)?;
     if on_command_line && url.has_secret() {
         return Err(Failure::usage(
             "--store holds a password, which every user of this machine can read in the list of processes; put it \

@@ -81,3 +81,36 @@ fn every_store_of_the_file_is_looked_at_also_when_one_is_away() {
     assert_eq!((level("guarded"), level("critical")), (true.into(), false.into()));
     ask(&["doctor", "-c", "missing.toml"]).says(125, "missing.toml");
 }
+
+#[test]
+fn a_level_on_a_bridge_is_judged_by_the_weaker_side_and_by_the_phase() {
+    let stage = Stage::new();
+    let text = format!(
+        "namespace = \"shop\"\n[backend]\nold = \"sqlite://{old}\"\nnew = \"sqlite://{new}\"\n\
+         [bridge.moving]\nfrom = \"old\"\nto = \"new\"\nphase = \"from\"\n\
+         [risk.guarded]\nbackend = \"moving\"\nmax-hold = \"1h\"\n\
+         [risk.critical]\nbackend = \"moving\"\nttl = \"15s\"\nmax-hold = \"10m\"\n",
+        old = stage.path("old.db").display(),
+        new = stage.path("new.db").display(),
+    );
+    fs::write(stage.path("locks.toml"), text).unwrap();
+    let ask = |words: &[&str]| Actor::of(stage.bare(&[words, &["-c", "locks.toml"]].concat())).end();
+    let closed = ask(&["doctor"]);
+    assert_eq!(closed.code, 116, "{closed:?}");
+    let why = "guarded: not kept: the phase `from` is not open: the migration is at plain";
+    assert!(closed.stdout.contains(why), "{closed:?}");
+    assert!(closed.stdout.contains("bridge moving from sqlite://"), "{closed:?}");
+
+    assert_eq!(ask(&["migrate", "advance"]).code, 0);
+    let open = ask(&["doctor"]);
+    assert_eq!(open.code, 116, "{open:?}");
+    assert!(open.stdout.contains("guarded: kept"), "{open:?}");
+    assert!(open.stdout.contains("critical: not kept: consistency: needs Linearizable"), "{open:?}");
+    let one = ask(&["doctor", "--risk", "guarded"]);
+    assert!(one.code == 0 && one.stdout.contains("guarded: kept"), "{one:?}");
+    let whole = ask(&["doctor", "--json"]).json();
+    let bridge = whole["stores"].as_array().unwrap().iter().find(|store| store["name"] == "moving").unwrap();
+    assert_eq!(bridge["levels"][1]["kept"], true, "{bridge}");
+    let members = ask(&["--json", "migrate", "status"]).json()["members"].clone();
+    assert_eq!(members, serde_json::json!([]), "a look joined the phase");
+}

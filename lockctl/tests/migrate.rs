@@ -150,9 +150,47 @@ fn a_bridge_that_is_not_there_is_refused_with_what_is() {
     );
 }
 
-/// The operator's page, run as it is written: its file, and then its commands in their order.
+#[test]
+fn two_addresses_do_where_there_is_no_file() {
+    let stage = Stage::new();
+    let url = |name: &str| format!("sqlite://{}", stage.path(name).display());
+    let (old, new) = (url("old.db"), url("new.db"));
+    let ask =
+        |words: &[&str]| stage::Answer::of(stage.bare(&[&["migrate"], words].concat()).output().unwrap());
+    let stores = ["moving", "--from", &old, "--to", &new, "--namespace", "shop"];
+    let status = || ask(&[&["--json", "status"], &stores[..]].concat()).json();
+    assert_eq!(status()["stage"], "plain");
+    assert!(ask(&[&["advance"], &stores[..]].concat()).stdout.contains("plain -> from"));
+    let after = status();
+    assert_eq!((&after["stage"], &after["from"], &after["to"]), (&"from".into(), &old.into(), &new.into()));
+    // One without the other, a password in the open, and a namespace that nobody named.
+    ask(&["status", "moving", "--to", "sqlite:///x.db", "--namespace", "shop"]).says(125, "--from");
+    ask(&["status", "moving", "--from", "sqlite:///x.db", "--to", "sqlite:///y.db"]).says(125, "--namespace");
+    let secret =
+        ["status", "moving", "--from", "redis://:secret@h", "--to", "sqlite:///y.db", "--namespace", "shop"];
+    let refused = ask(&secret);
+    assert!(!refused.stderr.contains("secret"), "{refused:?}");
+    refused.says(125, "--from holds a password");
+}
+
 #[test]
 fn the_page_for_operators_works_as_it_is_written() {
+    let files = tempfile::tempdir().unwrap();
+    let url = |name: &str| format!("sqlite://{}", files.path().join(name).display());
+    follow_the_page(&url("old.db"), &url("new.db"));
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn the_page_for_operators_works_from_redis_to_etcd_and_back() {
+    let (Some(redis), Some(etcd)) = (stage::redis::Redis::start(), stage::etcd::Etcd::start()) else {
+        return;
+    };
+    follow_the_page(&redis.url(), &etcd.url());
+}
+
+/// Runs the operator's page as it is written, on other addresses: its file, and then its commands in their order.
+fn follow_the_page(old: &str, new: &str) {
     let page = include_str!("../../docs/migrate.md");
     let blocks = |kind: &str| -> Vec<String> {
         let begin = format!("```{kind}\n");
@@ -160,7 +198,13 @@ fn the_page_for_operators_works_as_it_is_written() {
     };
     let stage = Stage::new();
     let config = stage.path("locks.toml");
-    let text = blocks("toml").concat().replace("/srv/locks", stage.directory().to_str().unwrap());
+    let mut text = blocks("toml").concat();
+    for (written, here) in
+        [("redis://redis-a:6379/0", old), ("etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379", new)]
+    {
+        assert!(text.contains(written), "{text}");
+        text = text.replace(written, here);
+    }
     fs::write(&config, text).unwrap();
     fs::create_dir(stage.path("bin")).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_lockctl"), stage.path("bin/lockctl")).unwrap();
@@ -173,5 +217,5 @@ fn the_page_for_operators_works_as_it_is_written() {
     assert_eq!((&last["stage"], &last["settled"]), (&"from".into(), &true.into()), "{ran:?}");
     let steps = fs::read_to_string(stage.path("steps.jsonl")).unwrap();
     assert_eq!(steps.lines().count(), 5, "{steps}");
-    assert!(steps.contains("leaving the old store"), "{steps}");
+    assert!(steps.contains("leaving Redis"), "{steps}");
 }

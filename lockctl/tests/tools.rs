@@ -1,6 +1,6 @@
 //! The sub-commands around `run`: looking, breaking, fences, configuration, manual.
 
-use std::fs;
+use std::{fs, time::UNIX_EPOCH};
 
 mod stage;
 use stage::{Actor, Stage, until};
@@ -58,6 +58,45 @@ fn list_shows_names_in_order_and_below_a_prefix() {
     assert_eq!(stage.ask(&["list", "c"]).stdout, "");
     let line = stage.ask(&["--json", "list", "b"]).json();
     assert_eq!((&line["schema"], &line["name"]), (&"lockctl/list/1".into(), &"b".into()));
+}
+
+#[test]
+fn fence_seed_brings_every_lock_up_to_the_clock_also_those_that_nobody_knows() {
+    let stage = Stage::new();
+    let fence = |name: &str| -> i64 {
+        let ran = stage.ask(&["run", "--namespace", "shop", name, "--", "sh", "-c", "echo $LOCK_FENCE"]);
+        ran.stdout.trim().parse().unwrap_or_else(|_| panic!("{ran:?}"))
+    };
+    let before = ["a", "b/1"].map(fence);
+    let now = || i64::try_from(UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap();
+    let least = now();
+    let seeded = stage.ask(&["--json", "fence", "--seed", "--namespace", "shop"]).json();
+    assert_eq!(
+        (&seeded["schema"], &seeded["names"]),
+        (&"lockctl/fence-seed/1".into(), &2.into()),
+        "{seeded}"
+    );
+    let floor: i64 = seeded["floor"].as_str().unwrap().parse().unwrap();
+    assert!(least <= floor && floor <= now(), "{floor} is not the time");
+    let stands = |name: &str| -> i64 {
+        let raised = stage.ask(&["fence", name, "--raise", "1", "--namespace", "shop"]);
+        raised.stdout.trim().parse().unwrap_or_else(|_| panic!("{raised:?}"))
+    };
+    for name in ["a", "b/1"] {
+        assert!(stands(name) >= floor, "{name} was left at {}", stands(name));
+    }
+    for (name, before) in [("a", before[0]), ("b/1", before[1]), ("never locked before", 0)] {
+        let next = fence(name);
+        assert!(next > floor && next > before, "{name}: {next} after {before} and {floor}");
+    }
+    // It only goes up.
+    let ahead = now() + 3_600_000_000;
+    assert_eq!(stage.ask(&["fence", "a", "--raise", &ahead.to_string(), "--namespace", "shop"]).code, 0);
+    assert_eq!(stage.ask(&["fence", "--seed", "--namespace", "shop"]).code, 0);
+    assert_eq!(stands("a"), ahead);
+    stage.ask(&["fence", "--seed", "a"]).says(125, "cannot be used with");
+    stage.ask(&["fence", "a", "--raise", "7", "--seed"]).says(125, "cannot be used with");
+    stage.ask(&["fence"]).says(125, "NAME");
 }
 
 #[test]

@@ -32,6 +32,8 @@ struct State {
     /// Each piece comes this much later, in both directions.
     delay: Mutex<Duration>,
     held: AtomicUsize,
+    /// Connections taken so far.
+    taken: AtomicUsize,
     changed: Notify,
 }
 
@@ -51,6 +53,7 @@ impl Wire {
             let state = state.clone();
             async move {
                 while let Ok((client, _)) = listener.accept().await {
+                    state.taken.fetch_add(1, Ordering::AcqRel);
                     let Ok(server) = TcpStream::connect(&target).await else { continue };
                     let (from_client, to_client) = client.into_split();
                     let (from_server, to_server) = server.into_split();
@@ -89,6 +92,11 @@ impl Wire {
     /// Holds every reply.
     pub(crate) fn hold_replies(&self) {
         self.state.deaf.store(true, Ordering::Release);
+    }
+
+    /// Returns how many connections were made so far.
+    pub(crate) fn connections(&self) -> usize {
+        self.state.taken.load(Ordering::Acquire)
     }
 
     /// Lets everything come later.

@@ -23,7 +23,6 @@ pub(crate) struct Known {
     /// Requests to it that have no answer.
     pub(crate) operations: Operations,
     pub(crate) learnt: Arc<Learnt>,
-    identity: Mutex<Option<Identity>>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,11 +40,13 @@ pub(crate) struct Member {
     pub(crate) node: Arc<Node>,
     pub(crate) known: Arc<Known>,
     restart_delay: Duration,
+    /// Whose the connection is.
+    identity: Mutex<Option<Identity>>,
 }
 
 impl Member {
     pub(crate) fn new(at: usize, node: Node, known: Arc<Known>, restart_delay: Duration) -> Self {
-        Self { at, node: Arc::new(node), known, restart_delay }
+        Self { at, node: Arc::new(node), known, restart_delay, identity: Mutex::default() }
     }
 
     /// Connects, and asks a new connection whose it is.
@@ -76,14 +77,16 @@ impl Member {
                 "the server does not tell which one it is; its user must be allowed INFO",
             ));
         };
-        let ready = asked.saturating_add(self.restart_delay.saturating_sub(Duration::from_secs(uptime)));
+        // It counts the turns of its clock's second, of which the first may have been a moment.
+        let uptime = Duration::from_secs(uptime).saturating_sub(Duration::from_secs(1));
+        let ready = asked.saturating_add(self.restart_delay.saturating_sub(uptime));
         let identity = Identity { link: link.id, run, ready };
-        *self.known.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(identity);
         Ok(link)
     }
 
     fn identity(&self) -> Option<Identity> {
-        self.known.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns which run of which server this is, once it was asked.

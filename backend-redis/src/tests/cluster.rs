@@ -52,6 +52,57 @@ async fn locks_in_every_part_of_the_cluster_are_taken_renewed_listed_and_release
 }
 
 #[tokio::test]
+async fn a_node_that_is_silent_costs_no_renewal_of_the_others() {
+    let Some((cluster, backend)) = cluster(0).await else { return };
+    let away = cluster.owner(slot_of("n/0"));
+    let mut leases = Vec::new();
+    for n in 0..12 {
+        leases.push(backend.acquire(&call(), &request(&format!("n/{n}"))).await.unwrap());
+    }
+    // Its group is the first that is asked.
+    cluster.nodes[away].signal(Signal::STOP);
+    let short = budget(Duration::from_millis(600));
+    let answers = backend.renew_many(&short, &leases, TTL * 2).await;
+    assert!(short.now() < short.deadline(), "the answers came when the call was over");
+    cluster.nodes[away].signal(Signal::CONT);
+    for (lease, answer) in leases.iter().zip(answers) {
+        match answer {
+            Ok(renewed) => assert!(renewed.deadline > lease.deadline),
+            Err(error) => {
+                assert_eq!(cluster.owner(slot_of(lease.name.as_str())), away, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_first_node_that_is_silent_leaves_time_for_the_others() {
+    let Some((cluster, _)) = cluster(0).await else { return };
+    // It takes connections and never says a word.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = ("127.0.0.1".to_owned(), silent.local_addr().unwrap().port());
+    let nodes = [silent, cluster.places().remove(0)];
+    let config = RedisConfig::cluster(nodes).with(|c| c.recheck = WATCHDOG * 4);
+    let backend = RedisBackend::connect(config).await.unwrap();
+    // Nor does who listens for a release wait for it.
+    let held = backend.acquire(&call(), &AcquireRequest::new(name("a"), WATCHDOG * 5)).await.unwrap();
+    let (call_w, request_w) = waiting("a", WATCHDOG);
+    let release = async {
+        let channel = keys("a").channel;
+        cluster.nodes[0]
+            .until("somebody listens", async |node| {
+                let count: Vec<redis::Value> = node.raw(&["PUBSUB", "NUMSUB", &channel]).await.unwrap();
+                count[1] == redis::Value::Int(1)
+            })
+            .await;
+        backend.release(&call(), &held).await.unwrap();
+    };
+    let (next, ()) = in_time(async { tokio::join!(backend.acquire(&call_w, &request_w), release) }).await;
+    assert!(next.unwrap().fence > held.fence);
+}
+
+#[tokio::test]
 async fn a_waiter_is_told_of_a_release_on_another_node() {
     let Some((_cluster, backend)) = cluster(0).await else { return };
     for text in ["a", "b", "c", "d"] {

@@ -124,6 +124,26 @@ async fn a_grant_is_on_all_servers_with_one_fence_and_a_release_removes_it() {
     assert_eq!(lost.lost_reason(), Some(LostReason::Taken));
 }
 
+/// Two connections of one backend each know whose they are: neither asks anew because of the other.
+#[tokio::test]
+async fn a_second_connection_asks_once_whose_it_is() {
+    let Some((group, backend)) = three().await else { return };
+    let second = backend.second_connection(&call()).await.unwrap().unwrap();
+    for server in &group.servers {
+        let _: () = server.raw(&["CONFIG", "RESETSTAT"]).await.unwrap();
+    }
+    let lease = group.everywhere(&backend, &request("a")).await;
+    group.settled(&lease).await;
+    for backend in [&second, &(Arc::new(backend) as Arc<dyn LockBackend>)] {
+        let _ = backend.renew(&call(), &lease, TTL).await.unwrap();
+        let _ = backend.renew(&call(), &lease, TTL).await.unwrap();
+    }
+    for server in &group.servers {
+        let stats: String = server.raw(&["INFO", "commandstats"]).await.unwrap();
+        assert!(!stats.contains("cmdstat_info"), "{stats}");
+    }
+}
+
 #[tokio::test]
 async fn a_minority_that_is_away_is_no_loss() {
     let Some(mut group) = Group::start(5, &[]).await else { return };
@@ -265,6 +285,32 @@ async fn clients_that_meet_hand_over_with_strictly_growing_fences() {
     group.becomes_free("a").await;
 }
 
+#[tokio::test]
+async fn a_waiter_with_an_unanswered_round_ends_in_doubt() {
+    let Some((mut group, backend)) = three().await else { return };
+    let held = group.everywhere(&backend, &AcquireRequest::new(name("a"), WATCHDOG * 5)).await;
+    group.settled(&held).await;
+    let (call, request) = waiting("a", Duration::from_secs(2));
+    let fault = async {
+        let until = async |is: fn(usize) -> bool| {
+            while !is(backend.in_doubt(request.owner())) {
+                tokio::task::yield_now().await;
+            }
+        };
+        // Between two rounds: the next one is sent to servers that stand.
+        until(|requests| requests > 0).await;
+        until(|requests| requests == 0).await;
+        group.stop(&[0, 1]);
+        until(|requests| requests >= 2).await;
+        // The round that is under way is not answered; those after it find nobody.
+        group.servers[0].kill();
+        group.servers[1].kill();
+    };
+    let (ended, ()) = in_time(async { tokio::join!(backend.acquire(&call, &request), fault) }).await;
+    let error = ended.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+}
+
 /// Majorities that share only one server, and fences far ahead of every clock, which therefore are no help.
 #[tokio::test]
 async fn fences_grow_from_majority_to_majority_without_the_clocks() {
@@ -323,6 +369,25 @@ async fn a_late_second_round_settles_nothing_where_the_lock_is_not_its_own_or_th
     backend.abandon(&call(), &old).await.unwrap();
     let next = backend.acquire(&call(), &request("a")).await.unwrap();
     assert!(next.fence > new.fence);
+}
+
+/// An attempt that found no majority is cleaned up; the same owner asks again and is granted before that arrives.
+#[tokio::test]
+async fn a_clean_up_that_comes_late_ends_no_grant() {
+    let Some((group, backend)) = three().await else { return };
+    let request = request("a");
+    assert_eq!(backend.first_round(&call(), &request).await, 3);
+    backend.clean_up_late(&call(), request.owner(), request.name()).await;
+    group.becomes_free("a").await;
+    let lease = group.everywhere(&backend, &request).await;
+    group.settled(&lease).await;
+    backend.clean_up_late(&call(), request.owner(), request.name()).await;
+    let begins = wire::own(&lease.owner, lease.fence);
+    for value in group.values("lockcore::{a}:lock").await {
+        assert!(value.as_ref().is_some_and(|value| value.starts_with(&begins)), "{value:?}");
+    }
+    assert_eq!(backend.release(&call(), &lease).await.unwrap(), Released::Now);
+    group.becomes_free("a").await;
 }
 
 #[tokio::test]
@@ -453,6 +518,42 @@ async fn a_lock_that_one_server_lost_is_held_and_one_that_a_majority_lost_is_los
     assert_eq!(backend.release(&call(), &one).await.unwrap(), Released::Now);
 }
 
+#[tokio::test]
+async fn renewals_of_many_are_decided_each_by_its_own_majority() {
+    let Some((group, backend)) = three().await else { return };
+    let kept = group.everywhere(&backend, &request("a")).await;
+    let lost = group.everywhere(&backend, &request("b")).await;
+    group.settled(&kept).await;
+    group.settled(&lost).await;
+    for server in &group.servers[..2] {
+        let _: () = server.raw(&["DEL", "lockcore::{b}:lock"]).await.unwrap();
+    }
+    // Whoever waited for it would do so for longer than the watchdog.
+    group.stop(&[2]);
+    let patient = budget(WATCHDOG * 4);
+    let answers = in_time(backend.renew_many(&patient, &[kept, lost], TTL)).await;
+    let kinds: Vec<_> = answers.iter().map(|answer| answer.as_ref().map_err(Error::kind).err()).collect();
+    assert_eq!(kinds, [None, Some(ErrorKind::Lost)], "{answers:?}");
+}
+
+#[tokio::test]
+async fn one_server_that_refuses_for_good_does_not_speak_for_all() {
+    let Some((mut group, _)) = three().await else { return };
+    let lock = async |server: &Server| {
+        let _: () = server.raw(&["CONFIG", "SET", "requirepass", "s3cret"]).await.unwrap();
+    };
+    lock(&group.servers[0]).await;
+    group.servers[1].kill();
+    let backend = RedlockBackend::lazy(group.config()).unwrap();
+    let refused = backend.acquire(&short(), &request("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable, "the other may come back: {refused}");
+    assert!(refused.to_string().contains("credentials"), "{refused}");
+    lock(&group.servers[2]).await;
+    let backend = RedlockBackend::lazy(group.config()).unwrap();
+    let refused = backend.acquire(&short(), &request("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthorized, "{refused}");
+}
+
 /// Five servers; the lock is on three of them, and the one that both majorities share is started again, empty.
 async fn amnesia(restart_delay: Duration) -> Option<(Lease, Result<Lease>, RedlockBackend, Group)> {
     let mut group = Group::start(5, &[]).await?;
@@ -464,7 +565,7 @@ async fn amnesia(restart_delay: Duration) -> Option<(Lease, Result<Lease>, Redlo
             .until("it is old enough", async |server| {
                 let info: String = server.raw(&["INFO", "server"]).await.unwrap();
                 let uptime = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
-                uptime.trim().parse::<i64>().unwrap() >= old
+                uptime.trim().parse::<i64>().unwrap() > old
             })
             .await;
     }
@@ -479,7 +580,7 @@ async fn amnesia(restart_delay: Duration) -> Option<(Lease, Result<Lease>, Redlo
     group.go_on(&[3, 4]);
     // What was under way to them arrives, and is told off.
     for at in [3, 4] {
-        old.settle_on(&call(), at, &first).await;
+        old.tell_off_on(&call(), at, &first).await;
     }
     let second = new.acquire(&budget(Duration::from_millis(800)), &AcquireRequest::new(name("a"), ttl)).await;
     group.go_on(&[0, 1]);

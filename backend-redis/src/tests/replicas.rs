@@ -106,6 +106,45 @@ async fn a_renewal_that_too_few_replicas_acknowledge_is_in_doubt_and_moves_no_de
 }
 
 #[tokio::test]
+async fn what_did_nothing_needs_no_replica() {
+    let Some((fleet, backend)) = fleet(1, WaitReplicas::AtLeast(1)).await else { return };
+    let over = backend.acquire(&call(), &request("a")).await.unwrap();
+    backend.release(&call(), &over).await.unwrap();
+    fleet.replicas[0].promote().await;
+    let lost = backend.renew(&call(), &over, TTL).await.unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::Lost, "{lost}");
+    let many = backend.renew_many(&call(), &[over.clone(), over.clone()], TTL).await;
+    assert!(many.iter().all(|lost| lost.as_ref().unwrap_err().kind() == ErrorKind::Lost), "{many:?}");
+    let lost = backend.raise(&call(), &over, over.fence).await.unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::Lost, "{lost}");
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_wait_has_written_all_the_same() {
+    let Some((fleet, admin)) = fleet(1, WaitReplicas::AtLeast(1)).await else { return };
+    let rules = ["ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all", "-wait"];
+    let _: String = fleet.master.raw(&rules).await.unwrap();
+    let backend = RedisBackend::connect(patient(&fleet, WaitReplicas::AtLeast(1)).with(|c| {
+        (c.user, c.password) = (Some("locks".into()), Some("pw".into()));
+    }))
+    .await
+    .unwrap();
+    // A grant is taken back, and that is known.
+    let refused = backend.acquire(&call(), &request("a")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthorized, "{refused}");
+    assert_eq!(fleet.master.get("lockcore::{a}:lock").await, None);
+    // The others stay.
+    let lease = admin.acquire(&call(), &request("a")).await.unwrap();
+    let doubt = backend.renew(&call(), &lease, TTL * 2).await.unwrap_err();
+    assert_eq!(doubt.kind(), ErrorKind::Unknown, "{doubt}");
+    assert!(doubt.to_string().contains("access list"), "{doubt}");
+    assert!(fleet.master.pttl("lockcore::{a}:lock").await > 50_000, "it was renewed");
+    let doubt = backend.raise_fence(&call(), &name("b"), lease.fence).await.unwrap_err();
+    assert_eq!(doubt.kind(), ErrorKind::Unknown, "{doubt}");
+    assert!(fleet.master.get("lockcore::{b}:fence").await.is_some());
+}
+
+#[tokio::test]
 async fn an_unacknowledged_grant_is_not_adopted() {
     let Some((fleet, backend)) = fleet(1, WaitReplicas::AtLeast(1)).await else { return };
     let request = request("a");

@@ -15,9 +15,9 @@ use clap::Parser;
 use lockcore::{
     ClientOptions, ErrorKind, LockClient,
     backend::{BootClock, Call, LockBackend},
-    config::{Config, LockManager, Memory, Registry},
+    config::{Config, LockManager},
     migrate::{Migration, Stage},
-    text::{parse_duration, show_duration},
+    text::show_duration,
 };
 use lockcore_fenced::sqlite::FenceTable;
 use rusqlite::{Connection, OptionalExtension as _, TransactionBehavior::Immediate, params};
@@ -37,7 +37,7 @@ struct Options {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(3..=20))]
     workers: u32,
     /// How long a lease lives without a renewal; a membership lives three times as long.
-    #[arg(long, default_value = "1s", value_parser = parse_ttl)]
+    #[arg(long, default_value = "1s", value_parser = ttl)]
     ttl: Duration,
     /// Changes the store in one rolling restart, as one would without a bridge: what goes wrong then.
     #[arg(long)]
@@ -53,13 +53,8 @@ struct Options {
     shop: Option<PathBuf>,
 }
 
-fn parse_ttl(text: &str) -> Result<Duration, String> {
-    let ttl = parse_duration(text).map_err(|error| error.message().to_owned())?;
-    if (Duration::from_millis(500)..=Duration::from_secs(30)).contains(&ttl) {
-        Ok(ttl)
-    } else {
-        Err(format!("{} is not from 500ms to 30s", show_duration(ttl)))
-    }
+fn ttl(text: &str) -> Result<Duration, String> {
+    lockcore_examples::parse_ttl(text, Duration::from_millis(500))
 }
 
 type Anything = Box<dyn std::error::Error + Send + Sync>;
@@ -82,17 +77,6 @@ fn main() -> ExitCode {
     }
 }
 
-fn registry() -> Registry {
-    let registry = Registry::new().with(lockcore_sql::Sqlite).with(Memory::new());
-    #[cfg(feature = "redis")]
-    let registry = registry.with(lockcore_redis::Redis);
-    #[cfg(feature = "zk")]
-    let registry = registry.with(lockcore_zk::Zk);
-    #[cfg(feature = "etcd")]
-    let registry = registry.with(lockcore_etcd::Etcd);
-    registry
-}
-
 // ---------------------------------------------------------------------------------------------- the application
 
 /// Books on an account, again and again, until it is told to end. It knows a risk level and a file, and no store.
@@ -102,7 +86,7 @@ async fn book(name: &str, options: &Options) -> Result<(), Anything> {
     };
     let config: Config = toml::from_str(&std::fs::read_to_string(config)?)?;
     let label = ClientOptions::default().with(|o| o.label = Some(name.into()));
-    let manager = LockManager::start_with(&config, &registry(), label).await?;
+    let manager = LockManager::start_with(&config, &lockcore_examples::registry(), label).await?;
     let locks = manager.level("guarded")?;
     let mut shop = open_shop(shop)?;
     shop.execute("insert into started(worker) values (?1)", [name])?;
@@ -334,19 +318,22 @@ impl Fleet {
     /// Steps, and waits for those who are still in a phase that closes.
     async fn step(&mut self, migration: &Migration, call: &Call, stage: Stage) -> Result<(), Anything> {
         let begun = Instant::now();
-        let mut told = false;
         loop {
             match migration.step(call, stage).await {
                 Ok(_) => break,
                 Err(error) if error.kind() == ErrorKind::Held && begun.elapsed() < WATCHDOG => {
-                    if !std::mem::replace(&mut told, true) {
-                        self.tell(&format!("the step waits: {}", error.message()));
-                    }
+                    self.tell(&format!("the step waits: {}", error.message()));
                 }
                 Err(error) => return Err(error.into()),
             }
-            self.look_after()?;
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            while migration.status(call).await?.in_the_way(stage).next().is_some() {
+                if begun.elapsed() > WATCHDOG {
+                    return Err(format!("{stage} is still not reached").into());
+                }
+                self.look_after()?;
+                // Between two looks: no store tells who leaves a phase.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
         self.tell(&format!("stage {stage}"));
         Ok(())
@@ -410,6 +397,7 @@ impl Fleet {
                 let pid = Pid::from_child(paused);
                 self.stop(pid)?;
                 self.tell(&format!("{name} is paused for longer than its TTL"));
+                // The pause itself, not a wait for an effect.
                 std::thread::sleep(self.options.ttl * 3 / 2);
                 kill_process(pid, Signal::CONT)?;
             }
@@ -615,7 +603,7 @@ impl Seen {
         println!("  writes of live holders refused {}", self.refused_live);
         println!("  writes of late holders refused {}", self.refused_stale);
         println!(
-            "  acquires                       {asked}: {share:.2} % granted, {} busy, {} failed",
+            "  availability                   {share:.2} % of {asked} acquires were granted, {} busy, {} failed",
             self.busy, self.failed
         );
         println!("  processes sent away            {}", self.closed);

@@ -13,10 +13,7 @@ use std::{
 };
 
 use clap::Parser;
-use lockcore::{
-    Attempt, ClientOptions, GuardRef, LockClient, Stamp,
-    text::{parse_duration, show_duration},
-};
+use lockcore::{Attempt, ClientOptions, GuardRef, LockClient, Stamp, text::show_duration};
 use lockcore_fenced::{Verdict, sqlite::FenceTable};
 use rusqlite::{Connection, TransactionBehavior::Immediate, params};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -32,7 +29,7 @@ struct Options {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=50))]
     workers: u32,
     /// How long a lease lives without a renewal: from 200ms to 30s.
-    #[arg(long, default_value = "2s", value_parser = parse_ttl)]
+    #[arg(long, default_value = "2s", value_parser = ttl)]
     ttl: Duration,
     /// Where the locks are; a SQLite file beside the orders unless given.
     #[arg(long)]
@@ -54,14 +51,8 @@ struct Options {
     namespace: String,
 }
 
-fn parse_ttl(text: &str) -> Result<Duration, String> {
-    let ttl = parse_duration(text).map_err(|error| error.message().to_owned())?;
-    // Shorter ones end while the machine does something else, longer ones outlast the patience of the demo.
-    if (Duration::from_millis(200)..=Duration::from_secs(30)).contains(&ttl) {
-        Ok(ttl)
-    } else {
-        Err(format!("{} is not from 200ms to 30s", show_duration(ttl)))
-    }
+fn ttl(text: &str) -> Result<Duration, String> {
+    lockcore_examples::parse_ttl(text, Duration::from_millis(200))
 }
 
 type Anything = Box<dyn std::error::Error + Send + Sync>;

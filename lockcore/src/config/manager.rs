@@ -1,16 +1,22 @@
 //! One client a risk level, connected and checked.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{Arc, Mutex},
+};
 
 use futures_util::future::join_all;
 
 use super::{
-    Config, Demands, Registry, RiskConfig, Start, WhenUnavailable, lazy::Lazy, listed, source::Source,
+    Config, Demands, Problem, Registry, RiskConfig, Start, WhenUnavailable, lazy::Lazy, listed,
+    source::Source,
 };
 use crate::{
     backend::{BootClock, Clock, FenceSource, LockBackend},
     client::{ClientOptions, LockClient, RenewalHome},
     error::{Error, ErrorKind, Result},
+    sync::LockExt,
 };
 
 /// Clients by risk level, connected and checked.
@@ -46,7 +52,22 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct LockManager {
-    levels: Arc<BTreeMap<String, LockClient>>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    registry: Registry,
+    options: ClientOptions,
+    table: Mutex<Table>,
+    one_at_a_time: tokio::sync::Mutex<()>,
+}
+
+struct Table {
+    config: Config,
+    levels: BTreeMap<String, LockClient>,
+    /// The levels that somebody has a client of.
+    asked: BTreeSet<String>,
+    closed: bool,
 }
 
 impl LockManager {
@@ -63,52 +84,190 @@ impl LockManager {
     /// As [`start`](Self::start); what a configuration does not know (shutdown, label, call timeout) comes from
     /// `options`, and so does every number that neither level nor lock has.
     pub async fn start_with(config: &Config, registry: &Registry, options: ClientOptions) -> Result<Self> {
-        let problems = config.problems(registry);
-        if !problems.is_empty() {
-            let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            return Err(Error::new(ErrorKind::Misconfigured, all.join("; ")));
-        }
-        let started = join_all(config.risk.iter().map(async |(name, risk)| {
-            let level = Level { name, risk, config, registry, demands: Demands::of(name, risk) };
-            (name.clone(), level.start(&options).await)
-        }));
-        let mut levels = BTreeMap::new();
-        let mut refused = Vec::new();
-        for (name, started) in started.await {
-            match started {
-                Ok(client) => drop(levels.insert(name, client)),
-                Err(error) => refused.push(error),
-            }
-        }
-        let manager = Self { levels: Arc::new(levels) };
-        if refused.is_empty() {
-            return Ok(manager);
-        }
-        manager.close().await;
-        Err(together(refused))
+        check(config, registry, Vec::new())?;
+        let levels = start_levels(config, registry, &options, config.risk.keys()).await?;
+        let table = Table { config: config.clone(), levels, asked: BTreeSet::new(), closed: false };
+        let shared = Shared {
+            registry: registry.clone(),
+            options,
+            table: Mutex::new(table),
+            one_at_a_time: tokio::sync::Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns the client of a level. Ask at start: a typing error shows then.
+    /// Returns the client of a level. Ask at start: a typing error shows then. It follows every
+    /// [`reload`](Self::reload).
     ///
     /// # Errors
     /// `Misconfigured`: there is no such level; the message lists them.
     pub fn level(&self, risk: &str) -> Result<LockClient> {
-        self.levels.get(risk).cloned().ok_or_else(|| {
-            let have = listed(self.levels.keys().map(String::as_str));
-            Error::new(ErrorKind::Misconfigured, format!("there is no risk level {risk:?}; have {have}"))
-        })
+        let mut table = self.shared.table.grab();
+        match table.levels.get(risk).cloned() {
+            Some(client) => {
+                table.asked.insert(risk.to_owned());
+                Ok(client)
+            }
+            None => {
+                let have = listed(table.levels.keys().map(String::as_str));
+                Err(Error::new(
+                    ErrorKind::Misconfigured,
+                    format!("there is no risk level {risk:?}; have {have}"),
+                ))
+            }
+        }
+    }
+
+    /// Applies a new configuration to acquires that begin later, also by clients and locks that were handed out before;
+    /// held leases stay where they are and are renewed, and waiters go on waiting there.
+    ///
+    /// A level that has changed is connected and looked at as at the start; its former connection is closed when the
+    /// last of its leases has ended. All of it is applied, or nothing.
+    ///
+    /// What holds now and what is held must exclude each other, so a level stays with its store. It may follow the phase
+    /// of its bridge to a neighbouring one, and leave the bridge at either end. Whatever else would move it is for a
+    /// restart.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start), and nothing has changed then. `Misconfigured`, too: another namespace, a level that
+    /// would move, a level that is in use and that the new configuration does not have. `Closed`: after
+    /// [`close`](Self::close).
+    ///
+    /// # Cancel safety
+    /// Dropped, it has applied everything or nothing.
+    pub async fn reload(&self, config: &Config) -> Result<()> {
+        let Shared { registry, options, table, one_at_a_time } = &*self.shared;
+        let _alone = one_at_a_time.lock().await;
+        let (old, levels, asked) = {
+            let table = table.grab();
+            if table.closed {
+                return Err(Error::new(ErrorKind::Closed, "the lock manager was closed"));
+            }
+            (table.config.clone(), table.levels.clone(), table.asked.clone())
+        };
+        check(config, registry, moves(&old, config, &asked))?;
+        let is_new = |name: &&String| match levels.get(*name) {
+            // Closed by who had it: it stays closed.
+            Some(client) if client.current().is_closed() => false,
+            Some(_) => has_changed(&old, config, name),
+            None => true,
+        };
+        let mut started = start_levels(config, registry, options, config.risk.keys().filter(is_new)).await?;
+        for (name, client) in &mut started {
+            if let Some(former) = levels.get(name) {
+                client.inherit(former);
+            }
+        }
+        let mut gone = Vec::new();
+        let overtaken = {
+            let mut table = table.grab();
+            let overtaken = moves(&old, config, &table.asked);
+            if !overtaken.is_empty() {
+                gone.extend(started.into_values());
+                overtaken
+            } else {
+                for (name, client) in started {
+                    if let Some(former) = table.levels.insert(name, client.clone()) {
+                        former.replace_by(&client);
+                    }
+                }
+                let left: Vec<String> =
+                    table.levels.keys().filter(|name| !config.risk.contains_key(*name)).cloned().collect();
+                gone.extend(left.iter().filter_map(|name| table.levels.remove(name)));
+                table.config = config.clone();
+                Vec::new()
+            }
+        };
+        // Nobody has ever asked for these.
+        join_all(gone.iter().map(LockClient::close)).await;
+        check(config, registry, overtaken)
     }
 
     /// Closes every client. Last line of `main`.
     pub async fn close(&self) {
-        join_all(self.levels.values().map(LockClient::close)).await;
+        let _alone = self.shared.one_at_a_time.lock().await;
+        let levels = {
+            let mut table = self.shared.table.grab();
+            table.closed = true;
+            table.levels.clone()
+        };
+        join_all(levels.values().map(LockClient::close)).await;
     }
 }
 
 impl fmt::Debug for LockManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.levels.iter()).finish()
+        f.debug_map().entries(self.shared.table.grab().levels.iter()).finish()
     }
+}
+
+/// Refuses a configuration with all that is wrong with it.
+fn check(config: &Config, registry: &Registry, mut problems: Vec<Problem>) -> Result<()> {
+    let mut all = config.problems(registry);
+    all.append(&mut problems);
+    if all.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    Err(Error::new(ErrorKind::Misconfigured, all.join("; ")))
+}
+
+/// Lists what a reload cannot do while leases are held.
+fn moves(old: &Config, new: &Config, asked: &BTreeSet<String>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if old.namespace != new.namespace {
+        let was = &old.namespace;
+        problems.push(Problem::new("namespace", format!("stays {was:?} until a restart: locks do not move")));
+    }
+    for (name, risk) in &old.risk {
+        let Some(next) = new.risk.get(name) else {
+            if asked.contains(name) {
+                let message = "is in use; a level can be left out only by a restart";
+                problems.push(Problem::new(format!("risk.{name}"), message));
+            }
+            continue;
+        };
+        let (before, after) = (Source::of(old, &risk.backend), Source::of(new, &next.backend));
+        if let Some((before, after)) = before.zip(after)
+            && let Some(why) = after.why_not_after(&before)
+        {
+            problems.push(Problem::new(format!("risk.{name}.backend"), why));
+        }
+    }
+    problems
+}
+
+/// Says whether a level that was there is another one now: its store, its numbers, or those of single locks.
+fn has_changed(old: &Config, new: &Config, level: &str) -> bool {
+    let source = |config: &Config| Source::of(config, &config.risk[level].backend);
+    old.risk[level] != new.risk[level] || old.lock != new.lock || source(old) != source(new)
+}
+
+/// Starts levels, or says what is wrong with all that are refused.
+async fn start_levels<'a>(
+    config: &Config,
+    registry: &Registry,
+    options: &ClientOptions,
+    names: impl Iterator<Item = &'a String>,
+) -> Result<BTreeMap<String, LockClient>> {
+    let started = join_all(names.map(async |name| {
+        let risk = &config.risk[name];
+        let level = Level { name, risk, config, registry, demands: Demands::of(name, risk) };
+        (name.clone(), level.start(options).await)
+    }));
+    let mut levels = BTreeMap::new();
+    let mut refused = Vec::new();
+    for (name, started) in started.await {
+        match started {
+            Ok(client) => drop(levels.insert(name, client)),
+            Err(error) => refused.push(error),
+        }
+    }
+    if refused.is_empty() {
+        return Ok(levels);
+    }
+    join_all(levels.values().map(LockClient::close)).await;
+    Err(together(refused))
 }
 
 struct Level<'a> {

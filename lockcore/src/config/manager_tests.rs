@@ -1,12 +1,10 @@
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use super::{tests::Paper, *};
 use crate::{
-    Attempt, Entry, ErrorKind, EventKind, LockClient, RenewalHome,
-    backend::Call,
-    backend::{Consistency, FenceSource, LockBackend, async_trait},
+    Attempt, Entry, EventKind, LockClient, RenewalHome,
+    backend::*,
     client::ClientOptions,
-    error::{Error, Result},
     memory::MemoryBackend,
     migrate::{Migration, Stage},
     sync::LockExt,
@@ -271,4 +269,240 @@ async fn a_lazy_level_on_a_bridge_waits_for_both_stores() {
     locks.named("x").run(async |_| -> Result<()> { Ok(()) }).await.unwrap();
     assert_eq!(migration.status(&call).await.unwrap().members.len(), 1);
     manager.close().await;
+}
+
+/// A connection to a memory store that tells when it is closed.
+#[derive(Clone, Debug)]
+struct Told {
+    store: MemoryBackend,
+    closed: Arc<tokio::sync::watch::Sender<u32>>,
+}
+
+impl Told {
+    fn new() -> Self {
+        Self { store: MemoryBackend::default(), closed: Arc::new(tokio::sync::watch::channel(0).0) }
+    }
+}
+
+#[async_trait]
+impl Connector for Told {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["told"]
+    }
+    async fn connect(&self, _config: &BackendConfig) -> Result<Arc<dyn LockBackend>> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl LockBackend for Told {
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+    async fn acquire(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        self.store.acquire(call, request).await
+    }
+    async fn renew(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Lease> {
+        self.store.renew(call, lease, ttl).await
+    }
+    async fn release(&self, call: &Call, lease: &Lease) -> Result<Released> {
+        self.store.release(call, lease).await
+    }
+    async fn resolve(&self, call: &Call, request: &AcquireRequest) -> Result<Resolution> {
+        self.store.resolve(call, request).await
+    }
+    async fn inspect(&self, call: &Call, name: &LockName) -> Result<LockState> {
+        self.store.inspect(call, name).await
+    }
+    async fn close(&self) {
+        self.closed.send_modify(|closed| *closed += 1);
+    }
+}
+
+const ONE: &str = "namespace='x'\nbackend.c='told://'\n[risk.own]\nbackend='c'\n";
+
+#[tokio::test]
+async fn a_reload_holds_for_what_begins_later_and_leaves_what_is_held() {
+    let told = Told::new();
+    let registry = Registry::new().with(told.clone());
+    let before = format!("{ONE}ttl='600ms'\n[lock.'pay/*']\nttl='700ms'\n");
+    let manager = LockManager::start(&read(&before), &registry).await.unwrap();
+    let client = manager.level("own").unwrap();
+    let (stored, spoken) = (client.named("pay/2"), client.named("pay/3").ttl(Duration::from_secs(9)));
+    let mut events = client.events();
+    let held = client.named("pay/1").acquire().await.unwrap();
+    let mut waits = Box::pin(client.named("pay/1").wait_forever().acquire());
+    let is_waiting = poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx).is_pending())).await;
+    assert!(is_waiting, "two holders");
+    let waiter = tokio::spawn(waits);
+    while !matches!(events.next().await.unwrap().kind, EventKind::Granted { .. }) {}
+
+    let after = format!("{ONE}ttl='50s'\nwait='1s'\n[lock.'pay/*']\nttl='70s'\nmax-hold='5m'\n");
+    manager.reload(&read(&after)).await.unwrap();
+    // Whoever had the client and the lock before has the new numbers, and the code's own words stand.
+    for (lock, ttl) in [(&stored, 70), (&spoken, 9), (&client.named("refund/1"), 50)] {
+        let guard = lock.acquire().await.unwrap();
+        let left = guard.remaining();
+        assert!(left > Duration::from_secs(ttl) * 9 / 10 && left <= Duration::from_secs(ttl), "{left:?}");
+        guard.release().await.unwrap();
+    }
+    let error = client.named("pay/1").try_acquire().await.unwrap();
+    assert!(matches!(error, Attempt::Busy(Some(_))), "{error:?}");
+
+    // The old lease is renewed where it is, and the same events tell.
+    let owner = held.lease().owner.digest();
+    let end = held.lease().deadline;
+    while held.lease().deadline <= end {
+        let event = events.next().await.unwrap();
+        assert!(event.owner != owner || !matches!(event.kind, EventKind::Lost { .. }), "{event:?}");
+    }
+    let mut closed = told.closed.subscribe();
+    assert_eq!(*closed.borrow(), 0, "closed under a lease");
+    held.release().await.unwrap();
+    // Who waited there goes on there.
+    let next = waiter.await.unwrap().unwrap();
+    assert!(next.remaining() < Duration::from_secs(1), "{:?}", next.remaining());
+    assert_eq!(*closed.borrow(), 0, "closed under the lease of a waiter");
+    drop(next);
+    closed.wait_for(|closed| *closed == 1).await.unwrap();
+    stored.run(async |_| -> Result<()> { Ok(()) }).await.unwrap();
+
+    manager.close().await;
+    assert_eq!(*closed.borrow(), 2);
+    let error = manager.reload(&read(&after)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+}
+
+#[tokio::test]
+async fn a_level_that_has_not_changed_keeps_its_connection() {
+    let told = Told::new();
+    let registry = Registry::new().with(told.clone());
+    let text = format!("{ONE}[risk.other]\nbackend='c'\n");
+    let manager = LockManager::start(&read(&text), &registry).await.unwrap();
+    let own = manager.level("own").unwrap();
+    // One is new, one was never asked for and goes, and one is as it was.
+    manager.reload(&read(&format!("{ONE}[risk.third]\nbackend='c'\n"))).await.unwrap();
+    assert_eq!(*told.closed.borrow(), 1);
+    assert!(Arc::ptr_eq(own.current(), manager.level("own").unwrap().current()), "it was connected anew");
+    manager.level("third").unwrap().named("x").run(async |_| -> Result<()> { Ok(()) }).await.unwrap();
+    assert_eq!(manager.level("other").unwrap_err().kind(), ErrorKind::Misconfigured);
+    own.close().await;
+    manager.reload(&read(&format!("{ONE}ttl='9s'\n[risk.third]\nbackend='c'\n"))).await.unwrap();
+    let error = own.named("x").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "a reload opened what its user had closed: {error}");
+    manager.close().await;
+}
+
+#[tokio::test]
+async fn a_reload_that_is_refused_changes_nothing_and_says_all_that_is_wrong() {
+    let memory = Memory::new();
+    let registry = Registry::new().with(memory.clone());
+    let (migration, call) = begin(&memory).await;
+    let store = "[risk.plain]\nbackend='old'\nttl='20s'\n";
+    let text = moving("from") + store;
+    let manager = LockManager::start(&read(&text), &registry).await.unwrap();
+    let (own, plain) = (manager.level("own").unwrap(), manager.level("plain").unwrap());
+    let to_new = text.replace("backend='old'\n", "backend='new'\n");
+    let to_bridge = text.replace("backend='old'\n", "backend='moving'\n");
+    for (what, text, why) in [
+        (
+            "another namespace",
+            text.replace("'shop'", "'shop-2'"),
+            "namespace: stays \"shop\" until a restart",
+        ),
+        ("a level that is in use", moving("from"), "risk.plain: is in use"),
+        ("another store", to_new, "risk.plain.backend: would go from memory://old to memory://new"),
+        ("a bridge", to_bridge, "risk.plain.backend: would go from a store to a bridge"),
+        (
+            "two phases on",
+            text.replace("'from'\n[risk", "'to'\n[risk"),
+            "from phase `from` to `to`, which do not exclude",
+        ),
+        (
+            "a phase that is not open",
+            text.replace("'from'\n[risk", "'both'\n[risk"),
+            "the phase `both` of the migration",
+        ),
+        (
+            "a demand",
+            text.replace(store, &format!("{store}require={{ fence='durable' }}\n")),
+            "fence: needs Durable",
+        ),
+        ("a mistake", text.replace("ttl='20s'", "ttl='0s'"), "risk.own.ttl"),
+    ] {
+        let error = manager.reload(&read(&text)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{what}: {error}");
+        assert!(error.to_string().contains(why), "{what}: {error}");
+    }
+    for client in [&own, &plain] {
+        let guard = client.named("still/here").acquire().await.unwrap();
+        assert!(guard.remaining() > Duration::from_secs(15));
+        guard.release().await.unwrap();
+    }
+    let members = migration.status(&call).await.unwrap().members;
+    assert_eq!(members.len(), 1, "a reload that was refused left a member: {members:?}");
+    manager.close().await;
+}
+
+#[tokio::test]
+async fn a_process_follows_its_bridge_to_the_next_phase_without_a_restart() {
+    let memory = Memory::new();
+    let registry = Registry::new().with(memory.clone());
+    let (migration, call) = begin(&memory).await;
+    let manager = LockManager::start(&read(&moving("from")), &registry).await.unwrap();
+    let locks = manager.level("own").unwrap();
+    let held = locks.named("x").acquire().await.unwrap();
+    migration.step(&call, Stage::FromBoth).await.unwrap();
+    manager.reload(&read(&moving("both"))).await.unwrap();
+
+    let other = locks.named("y").acquire().await.unwrap();
+    let name = LockName::parse("y").unwrap();
+    let now = crate::backend::BootClock::read();
+    assert_eq!(memory.store("new").holder(&name, now), Some(other.lease().owner), "not taken on both");
+    assert!(matches!(locks.named("x").try_acquire().await.unwrap(), Attempt::Busy(Some(_))), "two holders");
+    // The old phase is not left before its last lease has ended.
+    let refused = migration.step(&call, Stage::Both).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Held, "{refused}");
+    let before = held.fence();
+    held.release().await.unwrap();
+    let gone = async {
+        while migration.status(&call).await.unwrap().members.iter().any(|(_, m)| m.phase == "from") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the old phase was not left");
+    migration.step(&call, Stage::Both).await.unwrap();
+    let again = locks.named("x").acquire().await.unwrap();
+    assert!(again.fence() > before);
+    other.release().await.unwrap();
+    again.release().await.unwrap();
+    manager.close().await;
+    assert!(migration.status(&call).await.unwrap().members.is_empty());
+}
+
+#[tokio::test]
+async fn closing_ends_what_is_held_from_before_a_reload() {
+    let told = Told::new();
+    let registry = Registry::new().with(told.clone());
+    let manager = LockManager::start(&read(ONE), &registry).await.unwrap();
+    let client = manager.level("own").unwrap();
+    let held = client.named("x").acquire().await.unwrap();
+    let watch = held.watch();
+    manager.reload(&read(&format!("{ONE}ttl='9s'\n"))).await.unwrap();
+    let newer = client.named("y").acquire().await.unwrap();
+    let closing = tokio::spawn({
+        let client = client.clone();
+        async move { client.close().await }
+    });
+    assert_eq!(watch.lost().await, crate::LostReason::Closed);
+    assert_eq!(newer.lost().await, crate::LostReason::Closed);
+    closing.await.unwrap();
+    let now = crate::backend::BootClock::read();
+    for name in ["x", "y"] {
+        assert_eq!(
+            told.store.holder(&LockName::parse(name).unwrap(), now),
+            None,
+            "{name} was not given back"
+        );
+    }
 }

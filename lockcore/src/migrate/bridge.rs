@@ -1,6 +1,6 @@
 //! The bridge's verbs, in the order of the trait.
 
-use std::{fmt, pin::pin, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join;
 use tokio::join;
@@ -13,6 +13,11 @@ use super::{
     weaker,
 };
 use crate::backend::*;
+
+mod acquire;
+mod carry;
+
+use carry::Renewal;
 
 /// Two stores as one, while locks move from one to the other.
 ///
@@ -109,6 +114,40 @@ impl Bridge {
         self.shared.phase
     }
 
+    /// Looks at both stores as a preflight does, and joins nothing: for tools.
+    ///
+    /// # Errors
+    /// As the stores tell. `Misconfigured`: locks cannot move between them, or no TTL suits both.
+    pub async fn look(&self, call: &Call) -> Result<Preflight> {
+        let (from, to) = join(self.from.preflight(call), self.to.preflight(call)).await;
+        let (from, to) = (from?, to?);
+        let mut preflight = Preflight::clean(self.combined(&from.capabilities, &to.capabilities));
+        let (from_server, to_server) = (from.server.clone(), to.server.clone());
+        for (side, found) in [("from", from), ("to", to)] {
+            preflight.findings.extend(found.findings.iter().map(|finding| format!("{side}: {finding}")));
+        }
+        preflight.server = match (from_server, to_server) {
+            (Some(from), Some(to)) => Some(format!("{from} and {to}")),
+            (one, other) => one.or(other),
+        };
+        let refuse = |message: String| Err(Error::new(ErrorKind::Misconfigured, message));
+        let (least, most) = preflight.capabilities.ttl.clone().into_inner();
+        if least > most {
+            return refuse(format!(
+                "no TTL suits both stores and the membership: at least {least:?}, at most {most:?}"
+            ));
+        }
+        if !preflight.capabilities.fence_floor {
+            return refuse("one of the stores honours no fence floor, so locks cannot move".into());
+        }
+        if let Some(membership) = self.shared.ttl.filter(|ttl| *ttl > most) {
+            return refuse(format!(
+                "a membership of {membership:?} is longer than a TTL that both stores take ({most:?})"
+            ));
+        }
+        Ok(preflight)
+    }
+
     fn combined(&self, from: &Capabilities, to: &Capabilities) -> Capabilities {
         weaker(from, to).with(|c| {
             // No lease outlives its membership, so a longer TTL would be a promise that nobody keeps.
@@ -138,378 +177,21 @@ impl Bridge {
         ))
     }
 
-    /// Does something that may take long, and stays in the phase meanwhile.
-    async fn staying<T>(
-        &self,
-        call: &Call,
-        member: &Membership,
-        need: Duration,
-        work: impl Future<Output = T>,
-    ) -> T {
-        let mut work = pin!(work);
-        loop {
-            let now = call.now();
-            let left = now.until(member.deadline()).max(self.shared.membership_ttl() / 12);
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                () = call.clock().sleep_until(now.saturating_add(left / 2)) => {}
-            }
-            // What comes of it is seen when the work is done.
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                _ = self.shared.member(call, need.max(left / 2)) => {}
-            }
-        }
-    }
-
-    /// Asks one store alone: phases `from` and `to`.
-    async fn acquire_on(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        member: &Membership,
-        side: Side,
-    ) -> Result<Grant> {
-        // A try has no business beyond the membership; a wait may be longer, and is looked at when it ends.
-        let call = match request.wait_until() {
-            None => call.ending_by(member.deadline()),
-            Some(_) => call.clone(),
-        };
-        let asked = request.also_above(member.floor(side));
-        let store = self.store(side);
-        match store.acquire(&call, &asked).await {
-            Ok(lease) => {
-                let until = lease.deadline;
-                let (from, to) = match side {
-                    Side::From => (Some(lease), None),
-                    Side::To => (None, Some(lease)),
-                };
-                Ok(Grant { from, to, member: member.id, until })
-            }
-            Err(error) => Err(self.asked_again(&call, request, error).await),
-        }
-    }
-
-    /// Takes the old side, and the new one behind it: phase `both`.
-    async fn acquire_on_both(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        member: &Membership,
-    ) -> Result<Grant> {
-        let lo = self.from.acquire(call, &request.also_above(member.floor(Side::From))).await;
-        let lo = match lo {
-            Ok(lo) => lo,
-            Err(error) if error.holder().is_some() => return Err(self.held(call, request, error).await),
-            Err(error) => return Err(self.asked_again(call, request, error).await),
-        };
-        let floor = Some(lo.fence).max(member.floor(Side::To));
-        #[cfg(test)]
-        let floor = if self.shared.flaw == super::membership::Flaw::NoWriteBack { None } else { floor };
-        let asked = request.also_above(floor);
-        let (lo, answer) = self.acquire_behind(call, request, &asked, lo).await;
-        let ln = match answer {
-            Ok(ln) => ln,
-            // The grant may exist on the new side: the old one stays, for whoever resolves it.
-            Err(error) if error.kind() == ErrorKind::Unknown => return Err(error),
-            Err(error) if error.kind() == ErrorKind::FenceRegression => {
-                return Err(self.asked_again(call, request, error).await);
-            }
-            Err(error) => {
-                let settled = !matches!(error.kind(), ErrorKind::Lost);
-                let call = call.beside(call.exchange());
-                let given_back = in_time(&call, self.from.release(&call, &lo)).await;
-                return Err(match given_back {
-                    Err(source) if settled => {
-                        let kind = error.kind();
-                        Error::new(
-                            ErrorKind::Unknown,
-                            format!(
-                                "the new side answered {kind:?}, and the old side could not be given back"
-                            ),
-                        )
-                        .with_source(source)
-                    }
-                    _ => error,
-                });
-            }
-        };
-        let until = lo.deadline.min(ln.deadline);
-        self.write_back(call, request, &lo, &ln).await?;
-        Ok(Grant { from: Some(lo), to: Some(ln), member: member.id, until })
-    }
-
-    /// Names the holder by the fence that it has: the new side's, where it is there, too. One look more than a store
-    /// alone.
-    async fn held(&self, call: &Call, request: &AcquireRequest, error: Error) -> Error {
-        let beside = call.beside(call.exchange());
-        let on_new = in_time(&beside, self.to.inspect(&beside, request.name())).await;
-        match (error.holder(), on_new.ok().and_then(|state| state.holder)) {
-            (Some(lo), Some(ln)) if lo.owner == ln.owner => {
-                let remaining = lo.remaining.min(ln.remaining);
-                Error::held_by(error.kind(), Some(Holder { remaining, ..ln }))
-            }
-            _ => error,
-        }
-    }
-
-    /// Takes the new side, and keeps the old one renewed for as long as that takes.
-    async fn acquire_behind(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        asked: &AcquireRequest,
-        mut lo: Lease,
-    ) -> (Lease, Result<Lease>) {
-        let mut acquire = pin!(self.to.acquire(call, asked));
-        loop {
-            let now = call.now();
-            if now >= lo.deadline {
-                break;
-            }
-            let half = now.saturating_add(now.until(lo.deadline) / 2).max(now.saturating_add(SHORTEST_PAUSE));
-            tokio::select! {
-                biased;
-                answer = &mut acquire => return (lo, answer),
-                () = call.clock().sleep_until(half) => {}
-            }
-            let beside = call.beside(call.exchange());
-            // The grant of the new side must not wait for an answer of the old one.
-            let renewed = tokio::select! {
-                biased;
-                answer = &mut acquire => return (lo, answer),
-                renewed = in_time(&beside, self.from.renew(&beside, &lo, request.ttl())) => renewed,
-            };
-            match renewed {
-                Ok(renewed) => lo.deadline = lo.deadline.max(renewed.deadline),
-                Err(error) if error.kind() == ErrorKind::Lost => break,
-                // Unconfirmed: the old deadline stands, and the next try comes sooner.
-                Err(_) => {}
-            }
-        }
-        // The caller abandons what is lost; the place on the new side must not outlive the old one by much.
-        let beside = call.beside(call.exchange());
-        let _ = in_time(&beside, self.to.abandon(&beside, request)).await;
-        (lo, Err(Error::lost(LostReason::Taken)))
-    }
-
-    /// Makes every later grant of the old side be above the new side's fence, while this holding is on record there.
-    async fn write_back(&self, call: &Call, request: &AcquireRequest, lo: &Lease, ln: &Lease) -> Result<()> {
-        let end = call.deadline().min(lo.deadline).min(ln.deadline);
-        let mut tries = 0;
-        loop {
-            let beside = call.beside(call.exchange());
-            let error = match in_time(&beside, self.raise_old(&beside, lo, ln.fence)).await {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            tries += 1;
-            match error.kind() {
-                // It is idempotent, so it is asked again until somebody says what became of it.
-                ErrorKind::Unknown | ErrorKind::Unavailable | ErrorKind::Overloaded => {
-                    let pause = SHORTEST_PAUSE * (tries - 1);
-                    let again = call.now().saturating_add(pause);
-                    if tries > 1 && again >= end {
-                        return Err(Error::new(
-                            ErrorKind::Unknown,
-                            "both sides were granted, and the old side did not confirm the new fence",
-                        )
-                        .with_source(error));
-                    }
-                    if !pause.is_zero() {
-                        call.clock().sleep_until(again).await;
-                    }
-                }
-                // The old record is gone, and somebody else may have been granted there with a lower fence.
-                _ => {
-                    self.give_back(call, request, Some(lo), Some(ln)).await;
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    async fn raise_old(&self, call: &Call, lo: &Lease, floor: Fence) -> Result<()> {
-        #[cfg(test)]
-        match self.shared.flaw {
-            super::membership::Flaw::NoWriteBack => return Ok(()),
-            super::membership::Flaw::VerifyThenRaise => {
-                let holder = self.from.inspect(call, &lo.name).await?.holder;
-                if holder.is_none_or(|holder| holder.stamp() != lo.stamp()) {
-                    return Err(Error::lost(LostReason::Taken));
-                }
-                return self.from.raise_fence(call, &lo.name, floor).await.map(drop);
-            }
-            _ => {}
-        }
-        self.from.raise(call, lo, floor).await
-    }
-
-    /// Ends what an acquire was granted and cannot use. What fails here, the caller's `abandon` or the TTL ends.
-    async fn give_back(&self, call: &Call, request: &AcquireRequest, lo: Option<&Lease>, ln: Option<&Lease>) {
-        self.shared.grants.remove(request.owner());
-        let call = call.beside(call.exchange());
-        for (store, lease) in [(&self.to, ln), (&self.from, lo)] {
-            if let Some(lease) = lease {
-                let _ = in_time(&call, store.release(&call, lease)).await;
-            }
-        }
-    }
-
-    /// Tells a store that went back from one that was asked again: an earlier request of this owner may have been
-    /// granted below a floor that stands since. Such a grant is of no use, and a new owner starts anew.
-    async fn asked_again(&self, call: &Call, request: &AcquireRequest, error: Error) -> Error {
-        if error.kind() != ErrorKind::FenceRegression || call.attempt() == 1 {
-            return error;
-        }
-        let beside = call.beside(call.exchange());
-        let _ = in_time(&beside, self.abandon(&beside, request)).await;
-        Error::lost(LostReason::Expired)
-    }
-
-    /// Makes a lease of what both sides granted, under the membership that it was asked for under.
-    async fn hand_out(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        member: &Membership,
-        grant: Grant,
-    ) -> Result<Lease> {
-        let outcome = async {
-            // A wait may have been longer than the membership lasted then.
-            let usable = request.ttl().saturating_sub(call.lock_delay());
-            let now = self.shared.member(call, usable).await?;
-            if now.id != member.id {
-                // Between the two the phase may have been closed, and this fence is from before.
-                return Err(Error::lost(LostReason::SessionEnded));
-            }
-            let top = grant.to.as_ref().or(grant.from.as_ref());
-            let lease =
-                top.cloned().map(|lease| Lease { deadline: self.bound(grant.until, member), ..lease });
-            request.usable(call, lease.ok_or_else(|| Error::lost(LostReason::Taken))?)
-        };
-        match outcome.await {
-            Ok(lease) => {
-                let until = lease.deadline.saturating_add(request.ttl());
-                self.shared.grants.put(lease.owner, Grant { until, ..grant }, call.now());
-                Ok(lease)
-            }
-            Err(error) => {
-                self.give_back(call, request, grant.from.as_ref(), grant.to.as_ref()).await;
-                // Whatever it was, the grant existed, and whoever asked must not be told that nothing changed.
-                match error.kind() {
-                    ErrorKind::Lost => Err(error),
-                    _ => Err(Error::lost(LostReason::SessionEnded).with_source(error)),
-                }
-            }
-        }
-    }
-
-    /// Returns the two leases behind one. On the old side it has a fence of its own; where this bridge has not granted
-    /// it, the record tells.
-    async fn behind(&self, call: &Call, lease: &Lease) -> Result<(Option<Lease>, Option<Lease>)> {
-        if let Some(Grant { from, to, .. }) = self.shared.grants.find(&lease.owner)
-            && (from.is_some() || to.is_some())
-            && to.as_ref().or(from.as_ref()).is_some_and(|known| known.fence == lease.fence)
-        {
-            return Ok((from, to));
-        }
-        match self.shared.phase {
-            Phase::From => Ok((Some(lease.clone()), None)),
-            Phase::To => Ok((None, Some(lease.clone()))),
-            Phase::Both => {
-                let holder = self.from.inspect(call, &lease.name).await?.holder;
-                let ours = holder.filter(|holder| holder.owner == lease.owner.digest());
-                let lo = ours.map(|holder| Lease { fence: holder.fence, ..lease.clone() });
-                Ok((lo, Some(lease.clone())))
-            }
-        }
-    }
-
     fn store(&self, side: Side) -> &Arc<dyn LockBackend> {
         match side {
             Side::From => &self.from,
             Side::To => &self.to,
         }
     }
-
-    /// Decides what two renewals make of one lease.
-    async fn renewed(
-        &self,
-        call: &Call,
-        lease: &Lease,
-        member: &Membership,
-        renewal: Renewal,
-    ) -> Result<Lease> {
-        let Renewal { lo, ln, from, to } = renewal;
-        let mut moved = (lo.clone(), ln.clone());
-        let mut worst: Option<Error> = None;
-        for (seat, answer) in [(&mut moved.0, from), (&mut moved.1, to)] {
-            match answer {
-                None => {}
-                Some(Ok(renewed)) => *seat = Some(renewed),
-                // One side lost is the lease lost, always and in every phase; the other side is given back.
-                Some(Err(error)) if error.kind() == ErrorKind::Lost => {
-                    self.shared.grants.remove(&lease.owner);
-                    let call = call.beside(call.exchange());
-                    for (store, other) in [(&self.to, &ln), (&self.from, &lo)] {
-                        if let Some(other) = other {
-                            let _ = in_time(&call, store.release(&call, other)).await;
-                        }
-                    }
-                    return Err(error);
-                }
-                Some(Err(error)) if worst.as_ref().is_none_or(|known| known.kind() != ErrorKind::Unknown) => {
-                    worst = Some(error);
-                }
-                Some(Err(_)) => {}
-            }
-        }
-        let ends = |seat: &Option<Lease>| seat.as_ref().map_or(Moment::MAX, |seat| seat.deadline);
-        let both = ends(&moved.0).min(ends(&moved.1));
-        let until = both.saturating_add(call.beside(Duration::ZERO).exchange());
-        let grant = Grant { from: moved.0, to: moved.1, member: member.id, until };
-        self.shared.grants.put(lease.owner, grant, call.now());
-        match worst {
-            // The other side has moved, and that is remembered; the lease ends with the one that has not.
-            Some(error) => Err(error),
-            None => Ok(Lease { deadline: self.bound(both, member).max(lease.deadline), ..lease.clone() }),
-        }
-    }
-
-    /// Says whether a lease may be carried on: by the membership that it was granted under, or by one that follows
-    /// without a gap. In a gap the phase may have been closed.
-    fn carries(&self, call: &Call, lease: &Lease, member: &Membership) -> bool {
-        call.now() < lease.deadline
-            || self.shared.grants.find(&lease.owner).is_some_and(|grant| grant.member == member.id)
-    }
-
-    /// Returns the membership that carries a lease on.
-    async fn carrier(&self, call: &Call, lease: &Lease, ttl: Duration) -> Result<Arc<Membership>> {
-        let usable = ttl.saturating_sub(call.lock_delay());
-        self.check_ttl(usable)?;
-        match self.shared.member(call, usable).await {
-            Ok(member) if self.carries(call, lease, &member) => Ok(member),
-            Ok(_) => Err(Error::lost(LostReason::SessionEnded)),
-            // Out of the phase for good: this lease is not renewed any more.
-            Err(error) if error.kind() == ErrorKind::Misconfigured => {
-                Err(Error::lost(LostReason::SessionEnded).with_source(error))
-            }
-            Err(error) => Err(error),
-        }
-    }
 }
 
-struct Renewal {
-    lo: Option<Lease>,
-    ln: Option<Lease>,
-    from: Option<Result<Lease>>,
-    to: Option<Result<Lease>>,
+/// One side has changed, so "no effect" is true of the other alone.
+fn beside_a_change(error: Error, what: &'static str) -> Error {
+    if !error.kind().had_no_effect() {
+        return error;
+    }
+    Error::new(ErrorKind::Unknown, what).with_source(error)
 }
-
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 // A verb that is left out would fall back to a body that knows nothing of two stores.
 #[deny(clippy::missing_trait_methods)]
@@ -530,8 +212,8 @@ impl LockBackend for Bridge {
         // Asked again, it may have been granted under an earlier membership, which the first request has noted.
         match grants.find(request.owner()) {
             Some(known) if known.member != member.id => {
-                let beside = call.beside(call.exchange());
-                let _ = in_time(&beside, self.abandon(&beside, request)).await;
+                let again = call.again(call.exchange());
+                let _ = in_time(&again, self.abandon(&again, request)).await;
                 return Err(Error::lost(LostReason::SessionEnded));
             }
             Some(_) => {}
@@ -587,12 +269,8 @@ impl LockBackend for Bridge {
                 let over = half || [from, to].contains(&Some(Released::AlreadyOver));
                 Ok(if over { Released::AlreadyOver } else { Released::Now })
             }
-            // One side has changed, or may have.
-            (Err(error), Ok(Some(_))) | (Ok(Some(_)), Err(error))
-                if error.kind() == ErrorKind::Unavailable =>
-            {
-                Err(Error::new(ErrorKind::Unknown, "one side was released, the other could not be asked")
-                    .with_source(error))
+            (Err(error), Ok(Some(_))) | (Ok(Some(_)), Err(error)) => {
+                Err(beside_a_change(error, "one side was released, and the other was not"))
             }
             (Err(error), Err(other)) if other.kind() == ErrorKind::Unknown => Err(other.with_source(error)),
             (Err(error), _) | (_, Err(error)) => Err(error),
@@ -694,27 +372,7 @@ impl LockBackend for Bridge {
     }
 
     async fn preflight(&self, call: &Call) -> Result<Preflight> {
-        let (from, to) = join(self.from.preflight(call), self.to.preflight(call)).await;
-        let (from, to) = (from?, to?);
-        let mut preflight = Preflight::clean(self.combined(&from.capabilities, &to.capabilities));
-        for (side, found) in [("from", from), ("to", to)] {
-            preflight.findings.extend(found.findings.iter().map(|finding| format!("{side}: {finding}")));
-        }
-        let refuse = |message: String| Err(Error::new(ErrorKind::Misconfigured, message));
-        let (least, most) = preflight.capabilities.ttl.clone().into_inner();
-        if least > most {
-            return refuse(format!(
-                "no TTL suits both stores and the membership: at least {least:?}, at most {most:?}"
-            ));
-        }
-        if !preflight.capabilities.fence_floor {
-            return refuse("one of the stores honours no fence floor, so locks cannot move".into());
-        }
-        if let Some(membership) = self.shared.ttl.filter(|ttl| *ttl > most) {
-            return refuse(format!(
-                "a membership of {membership:?} is longer than a TTL that both stores take ({most:?})"
-            ));
-        }
+        let preflight = self.look(call).await?;
         // A process that starts in a phase that is not open should know now, and operators see who has started.
         self.shared.member(call, Duration::ZERO).await?;
         Ok(preflight)
@@ -791,10 +449,14 @@ impl LockBackend for Bridge {
         if let Some(ln) = &ln {
             self.to.raise(call, ln, floor).await?;
         }
-        if let Some(lo) = &lo {
-            self.from.raise(call, lo, floor).await?;
+        match (&lo, &ln) {
+            (None, _) => Ok(()),
+            (Some(lo), None) => self.from.raise(call, lo, floor).await,
+            (Some(lo), Some(_)) => {
+                let raised = self.from.raise(call, lo, floor).await;
+                raised.map_err(|e| beside_a_change(e, "the new side was raised, and the old side was not"))
+            }
         }
-        Ok(())
     }
 
     async fn raise_fence(&self, call: &Call, name: &LockName, floor: Fence) -> Result<Fence> {
@@ -827,16 +489,20 @@ impl LockBackend for Bridge {
         {
             return Err(Error::held_by(ErrorKind::Held, Some(holder.clone())));
         }
-        // Each side is broken only from the holder that was seen: a newer one is another's.
-        let on_new = self.to.break_lock(call, name, ln.as_ref().map(Holder::stamp)).await?;
+        // Each side is broken only from the holder that was seen: a newer one is another's. Where nobody was seen on the
+        // new side, whoever has come since is not the one that was meant.
+        let on_new = self.to.break_lock(call, name, ln.as_ref().map(Holder::stamp).or(expect)).await?;
+        let half = |error| beside_a_change(error, "the new side was broken, and the old side was not");
         let same = |lo: &Holder| holder.as_ref().is_some_and(|holder| holder.owner == lo.owner);
         let on_old = match lo.as_ref().filter(|lo| same(lo)) {
-            Some(lo) => Some(self.from.break_lock(call, name, Some(lo.stamp())).await?),
+            Some(lo) => Some(self.from.break_lock(call, name, Some(lo.stamp())).await.map_err(half)?),
             None => None,
         };
         let floor = on_old.map_or(on_new.floor, |old| old.floor.max(on_new.floor));
         // Both sides grant above what the operator gets to shut the old holder out with.
-        let floor = self.raise_fence(call, name, floor).await?;
+        let raised = self.raise_fence(call, name, floor).await;
+        let floor =
+            raised.map_err(|e| beside_a_change(e, "the lock was broken, and its floor was not raised"))?;
         Ok(Broken::new(holder, floor))
     }
 

@@ -10,9 +10,13 @@ use std::{
     time::Duration,
 };
 
-use super::{Phase, grants::Grants, operate::Side};
+use super::{
+    Phase,
+    grants::Grants,
+    operate::{Side, check_part},
+};
 use crate::{
-    backend::{Call, Fence, Lease, LockBackend, Moment, Owner, PhaseRecord},
+    backend::{Call, Fence, Lease, LockBackend, LostReason, Moment, Owner},
     error::{Error, ErrorKind, Result},
     sync::LockExt,
 };
@@ -31,6 +35,8 @@ pub(super) struct Shared {
     pub(super) grants: Grants,
     memberships: Mutex<HashMap<Box<str>, Arc<Membership>>>,
     joining: tokio::sync::Mutex<()>,
+    /// Who is joining, or was given up on the way.
+    begun: Mutex<Option<Arc<Membership>>>,
     closed: AtomicBool,
     #[cfg(test)]
     pub(super) flaw: Flaw,
@@ -59,20 +65,25 @@ pub(super) struct Membership {
     /// The frame of calls that nobody asked for: its namespace, its clock.
     call: Call,
     seats: Mutex<Seats>,
-    floor_from: Option<Fence>,
-    floor_to: Option<Fence>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Seats {
     from: Option<Lease>,
     to: Option<Lease>,
+    floor_from: Option<Fence>,
+    floor_to: Option<Fence>,
+    /// Left, or given up: from now on it binds everything and carries nothing.
+    over: bool,
 }
 
 impl Membership {
     /// Returns until when it stands at least.
     pub(super) fn deadline(&self) -> Moment {
         let seats = self.seats.grab();
+        if seats.over {
+            return Moment::from_nanos(0);
+        }
         let deadline = |seat: &Option<Lease>| seat.as_ref().map_or(Moment::MAX, |seat| seat.deadline);
         deadline(&seats.from).min(deadline(&seats.to))
     }
@@ -80,9 +91,22 @@ impl Membership {
     /// Returns what every fence on a side must be above.
     pub(super) fn floor(&self, side: Side) -> Option<Fence> {
         match side {
-            Side::From => self.floor_from,
-            Side::To => self.floor_to,
+            Side::From => self.seats.grab().floor_from,
+            Side::To => self.seats.grab().floor_to,
         }
+    }
+
+    /// Takes a seat, unless everybody has been told to leave meanwhile.
+    fn sit(&self, side: Side, seat: Lease, floor: Option<Fence>) -> Result<(), Lease> {
+        let mut seats = self.seats.grab();
+        if seats.over {
+            return Err(seat);
+        }
+        match side {
+            Side::From => (seats.from, seats.floor_from) = (Some(seat), floor),
+            Side::To => (seats.to, seats.floor_to) = (Some(seat), floor),
+        }
+        Ok(())
     }
 }
 
@@ -102,6 +126,7 @@ impl Shared {
             grants: Grants::default(),
             memberships: Mutex::default(),
             joining: tokio::sync::Mutex::default(),
+            begun: Mutex::default(),
             closed: AtomicBool::new(false),
             #[cfg(test)]
             flaw: Flaw::None,
@@ -173,11 +198,11 @@ impl Shared {
                 Err(error) => return Err(not_sent(error)),
             }
         }
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, "the bridge was closed"));
+        let given_up = self.begun.grab().take();
+        if let Some(given_up) = given_up {
+            self.leave(&given_up).await;
         }
-        let member = Arc::new(self.join(call, ttl).await?);
-        self.memberships.grab().insert(call.namespace().into(), member.clone());
+        let member = self.join(call, ttl).await?;
         if tokio::runtime::Handle::try_current().is_ok() {
             tokio::spawn(keep(Arc::downgrade(self), member.clone(), ttl));
         }
@@ -193,6 +218,9 @@ impl Shared {
 
     async fn renew(&self, call: &Call, member: &Membership, ttl: Duration) -> Result<()> {
         let seats = member.seats.grab().clone();
+        if seats.over {
+            return Err(Error::lost(LostReason::SessionEnded));
+        }
         let renew = async |side, seat: Option<Lease>| match seat {
             Some(seat) => in_time(call, self.store(side).renew(call, &seat, ttl)).await.map(Some),
             None => Ok(None),
@@ -216,39 +244,40 @@ impl Shared {
         worst.map_or(Ok(()), Err)
     }
 
-    async fn join(&self, call: &Call, ttl: Duration) -> Result<Membership> {
-        let mut member = Membership {
+    async fn join(&self, call: &Call, ttl: Duration) -> Result<Arc<Membership>> {
+        let member = Arc::new(Membership {
             id: Owner::random(),
             call: call.beside(call.exchange()),
             seats: Mutex::default(),
-            floor_from: None,
-            floor_to: None,
-        };
-        for side in self.sides() {
-            let seat = match self.join_side(call, side, ttl).await {
-                Ok((seat, floor)) => {
-                    match side {
-                        Side::From => member.floor_from = floor,
-                        Side::To => member.floor_to = floor,
-                    }
-                    seat
+        });
+        *self.begun.grab() = Some(member.clone());
+        let joined = async {
+            for side in self.sides() {
+                if self.closed.load(Ordering::Acquire) {
+                    return Err(closed());
                 }
-                Err(error) => {
-                    self.leave(&member).await;
-                    return Err(error);
+                let (seat, floor) = self.join_side(call, side, ttl).await?;
+                #[cfg(test)]
+                let floor = floor.filter(|_| self.flaw != Flaw::NoNamespaceFloor);
+                if let Err(seat) = member.sit(side, seat, floor) {
+                    self.leave_side(&member, side, &seat).await;
+                    return Err(closed());
                 }
-            };
-            let mut seats = member.seats.grab();
-            match side {
-                Side::From => seats.from = Some(seat),
-                Side::To => seats.to = Some(seat),
             }
+            // It is in one of the two at any moment, so whoever closes the bridge finds it.
+            self.memberships.grab().insert(call.namespace().into(), member.clone());
+            Ok(())
+        };
+        let joined = match (joined.await, self.closed.load(Ordering::Acquire)) {
+            (Ok(()), true) => Err(closed()),
+            (joined, _) => joined,
+        };
+        self.begun.grab().take();
+        if joined.is_err() {
+            self.forget(&member);
+            self.leave(&member).await;
         }
-        #[cfg(test)]
-        if self.flaw == Flaw::NoNamespaceFloor {
-            (member.floor_from, member.floor_to) = (None, None);
-        }
-        Ok(member)
+        joined.map(|()| member)
     }
 
     async fn join_side(&self, call: &Call, side: Side, ttl: Duration) -> Result<(Lease, Option<Fence>)> {
@@ -259,7 +288,7 @@ impl Shared {
         };
         // Read behind the join: the floor changes only while the phase has no members.
         let found = match in_time(call, store.phase_read(call)).await {
-            Ok(Some(record)) => self.check(side, &record).map(|()| record.floor),
+            Ok(Some(record)) => check_part(side, &record, &self.migration).map(|()| record.floor),
             Ok(None) => Err(self.not_begun(side)),
             Err(error) => Err(not_sent(error)),
         };
@@ -271,19 +300,6 @@ impl Shared {
                 Err(error)
             }
         }
-    }
-
-    fn check(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        if record.migration == *self.migration {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::Misconfigured,
-            format!(
-                "the store at {side} is part of the migration {:?}, not of {:?}; a store takes part in one at a time",
-                record.migration, self.migration
-            ),
-        ))
     }
 
     fn not_begun(&self, side: Side) -> Error {
@@ -308,7 +324,7 @@ impl Shared {
                 let store = self.store(side);
                 match in_time(call, store.phase_read(call)).await {
                     Ok(None) => self.not_begun(side),
-                    Ok(Some(record)) => match self.check(side, &record) {
+                    Ok(Some(record)) => match check_part(side, &record, &self.migration) {
                         Err(error) => error,
                         Ok(()) if record.open.iter().any(|open| open == self.phase.as_str()) => {
                             not_sent(error)
@@ -332,21 +348,27 @@ impl Shared {
     }
 
     async fn leave(&self, member: &Membership) {
-        let seats = std::mem::take(&mut *member.seats.grab());
-        let call = member.call.beside(member.call.exchange());
+        let gone = Seats { over: true, ..Seats::default() };
+        let seats = std::mem::replace(&mut *member.seats.grab(), gone);
         for (side, seat) in [(Side::From, seats.from), (Side::To, seats.to)] {
             if let Some(seat) = seat {
-                // If this fails, its TTL ends it.
-                let _ = in_time(&call, self.store(side).leave(&call, &seat)).await;
+                self.leave_side(member, side, &seat).await;
             }
         }
+    }
+
+    async fn leave_side(&self, member: &Membership, side: Side, seat: &Lease) {
+        let call = member.call.beside(member.call.exchange());
+        // If this fails, its TTL ends it.
+        let _ = in_time(&call, self.store(side).leave(&call, seat)).await;
     }
 
     /// Leaves the phase, in every namespace.
     pub(super) async fn leave_all(&self) {
         self.closed.store(true, Ordering::Release);
+        let begun = self.begun.grab().take();
         let memberships = std::mem::take(&mut *self.memberships.grab());
-        for member in memberships.values() {
+        for member in begun.iter().chain(memberships.values()) {
             self.leave(member).await;
         }
     }
@@ -394,6 +416,10 @@ pub(super) async fn in_time<T>(call: &Call, answer: impl Future<Output = Result<
     }
 }
 
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the bridge was closed")
+}
+
 /// Whatever became of a membership, the verb that needs it was not sent.
 fn not_sent(error: Error) -> Error {
     match error.kind() {
@@ -402,5 +428,78 @@ fn not_sent(error: Error) -> Error {
                 .with_source(error)
         }
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            Stage,
+            testbed::{Stores, poll_once},
+        },
+        *,
+    };
+    use crate::{backend::Verb, memory::MemoryBackend};
+
+    fn shared(stores: &Stores) -> Arc<Shared> {
+        Arc::new(Shared::new("moving".into(), Phase::Both, stores.arc_old(), stores.arc_new()))
+    }
+
+    async fn members(stores: &Stores, store: &MemoryBackend) -> usize {
+        store.members(&stores.call()).await.unwrap().len()
+    }
+
+    #[test]
+    fn a_membership_that_was_left_bounds_everything_and_carries_nothing() {
+        Stores::with(async |stores| {
+            stores.steps(&[Stage::From, Stage::FromBoth]).await;
+            let shared = shared(&stores);
+            let call = stores.call();
+            stores.pass(Duration::from_secs(1));
+            let member = shared.member(&call, Duration::ZERO).await.unwrap();
+            assert!(member.deadline() > call.now());
+            shared.leave_all().await;
+            assert!(member.deadline() < call.now(), "whoever has left is bound by nothing");
+            let error = shared.renew(&call, &member, shared.membership_ttl()).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+            let error = shared.member(&call, Duration::ZERO).await.err().expect("joined after the end");
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        });
+    }
+
+    #[test]
+    fn who_leaves_leaves_no_seat_of_a_join_that_is_under_way() {
+        Stores::with(async |stores| {
+            stores.steps(&[Stage::From, Stage::FromBoth]).await;
+            let shared = shared(&stores);
+            let call = stores.call();
+            stores.new.faults().hold_replies(Verb::Migrate);
+            let mut joining = Box::pin(shared.member(&call, Duration::ZERO));
+            assert!(poll_once(&mut joining).is_none());
+            assert_eq!(members(&stores, &stores.old).await, 1);
+            shared.leave_all().await;
+            assert_eq!(members(&stores, &stores.old).await, 0, "a seat was left behind");
+            stores.new.faults().deliver();
+            let error = joining.await.err().expect("joined after the end");
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            assert_eq!(members(&stores, &stores.new).await, 0, "the seat that came late was kept");
+        });
+    }
+
+    #[test]
+    fn a_join_that_was_given_up_halfway_leaves_its_seat_to_nobody() {
+        Stores::with(async |stores| {
+            stores.steps(&[Stage::From, Stage::FromBoth]).await;
+            let shared = shared(&stores);
+            let call = stores.call();
+            stores.new.faults().hold_replies(Verb::Migrate);
+            let mut joining = Box::pin(shared.member(&call, Duration::ZERO));
+            assert!(poll_once(&mut joining).is_none());
+            drop(joining);
+            stores.new.faults().heal();
+            shared.member(&call, Duration::ZERO).await.unwrap();
+            assert_eq!(members(&stores, &stores.old).await, 1, "the seat of the first is still there");
+        });
     }
 }

@@ -286,15 +286,8 @@ impl Migration {
         let to = in_time(call, self.to.phase_read(call)).await?;
         let from = in_time(call, self.from.phase_read(call)).await?;
         for (side, record) in [(Side::From, &from), (Side::To, &to)] {
-            if let Some(record) = record.as_ref().filter(|record| record.migration != *self.name) {
-                return Err(Error::new(
-                    ErrorKind::Misconfigured,
-                    format!(
-                        "the store at {side} is part of the migration {:?}, not of {:?}; a store takes part in one at a \
-                         time",
-                        record.migration, self.name
-                    ),
-                ));
+            if let Some(record) = record {
+                check_part(side, record, &self.name)?;
             }
         }
         Ok((from, to))
@@ -423,6 +416,20 @@ fn unfit(what: &str) -> Error {
         ErrorKind::Misconfigured,
         format!("{what}; one of them was restored or wiped, and a person must look before anybody goes on"),
     )
+}
+
+/// Refuses the record of another migration.
+pub(super) fn check_part(side: Side, record: &PhaseRecord, migration: &str) -> Result<()> {
+    if record.migration == migration {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Misconfigured,
+        format!(
+            "the store at {side} is part of the migration {:?}, not of {migration:?}; a store takes part in one at a time",
+            record.migration
+        ),
+    ))
 }
 
 pub(crate) fn check_name(name: &str) -> Result<()> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Bridge, Migration, Phase, Stage, membership::Flaw};
-use crate::{backend::*, memory::MemoryBackend, sync::LockExt};
+use crate::{backend::*, call::Frame, memory::MemoryBackend, sync::LockExt};
 
 pub(super) const TTL: Duration = Duration::from_secs(8);
 const MEMBERSHIP: Duration = Duration::from_secs(24);
@@ -109,6 +109,15 @@ impl Stores {
 
     pub(super) fn call(&self) -> Call {
         Call::for_tests(Arc::new(self.clock.clone()), Duration::from_secs(2)).labelled("web-1:4711")
+    }
+
+    /// A call whose TTLs have a lock-delay in them.
+    pub(super) fn delayed(&self, lock_delay: Duration) -> Call {
+        let exchange = Duration::from_secs(2);
+        let deadline = self.call().now().saturating_add(exchange);
+        let clock = Arc::new(self.clock.clone());
+        let frame = Frame { clock, namespace: "".into(), label: "".into(), drift: 0.01, exchange };
+        Call::new(Arc::new(frame), deadline, 1, lock_delay)
     }
 
     pub(super) fn arc_old(&self) -> Arc<dyn LockBackend> {

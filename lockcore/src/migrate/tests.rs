@@ -537,3 +537,109 @@ fn a_wait_for_the_new_side_keeps_the_old_one() {
         assert_eq!(both.release(&call, &lease).await.unwrap(), Released::Now);
     });
 }
+
+#[test]
+fn a_wait_for_the_new_side_keeps_the_lock_delay_out_of_the_lease() {
+    Stores::with(async |stores| {
+        stores.steps(&ALL[..4]).await;
+        let (both, to) = (stores.bridge(Phase::Both), stores.bridge(Phase::To));
+        let delay = TTL / 2;
+        let call = stores.delayed(delay);
+        let held = to.acquire(&stores.call(), &again("x")).await.unwrap();
+        let request = again("x").waiting_until(Moment::MAX);
+        let mut waiting = Box::pin(both.acquire(&call, &request));
+        // The old side is renewed once, and some time later the new one is free.
+        for _ in 0..4 {
+            stores.pass(TTL / 8);
+            assert!(testbed::poll_once(&mut waiting).is_none());
+        }
+        to.release(&stores.call(), &held).await.unwrap();
+        let lease = waiting.await.unwrap();
+        let record = stores.old.inspect(&call, &name("x")).await.unwrap().holder.unwrap();
+        let kept_closed = lease.deadline.until(call.now().saturating_add(record.remaining));
+        assert!(kept_closed >= delay, "the old side is open {kept_closed:?} after the lease, not {delay:?}");
+    });
+}
+
+#[test]
+fn a_refusal_beside_a_side_that_was_released_is_unknown() {
+    for on_old in [true, false] {
+        for kind in [ErrorKind::Unavailable, ErrorKind::Overloaded, ErrorKind::Unauthorized] {
+            Stores::with(async |stores| {
+                stores.steps(&ALL[..3]).await;
+                let both = stores.bridge(Phase::Both);
+                let lease = both.acquire(&stores.call(), &again("x")).await.unwrap();
+                let store = if on_old { &stores.old } else { &stores.new };
+                store.faults().refuse_next(Verb::Release, 1, kind);
+                let error = both.release(&stores.call(), &lease).await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+                assert_eq!(both.release(&stores.call(), &lease).await.unwrap(), Released::AlreadyOver);
+                assert_eq!(store.holder(&name("x"), stores.call().now()), None);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_break_that_names_a_holder_takes_the_lock_from_nobody_else() {
+    Stores::with(async |stores| {
+        stores.steps(&ALL[..4]).await;
+        let (both, to) = (stores.bridge(Phase::Both), stores.bridge(Phase::To));
+        let call = stores.call();
+        // Half a holding: on the old side alone.
+        let half = stores.old.acquire(&call, &again("x")).await.unwrap();
+        stores.new.faults().hold_replies(Verb::Inspect);
+        let name = name("x");
+        let mut breaking = Box::pin(both.break_lock(&call, &name, Some(half.stamp())));
+        assert!(testbed::poll_once(&mut breaking).is_none());
+        let newer = to.acquire(&call, &again("x")).await.unwrap();
+        stores.new.faults().deliver();
+        let error = breaking.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Held, "{error}");
+        assert_eq!(error.holder().map(Holder::stamp), Some(newer.stamp()));
+        assert_eq!(stores.new.holder(&name, call.now()), Some(newer.owner), "another holder was cut off");
+    });
+}
+
+#[test]
+fn a_break_of_one_side_alone_is_unknown() {
+    // Another holder of the old side, a side that refuses, and a floor that is not raised.
+    for story in 0..3 {
+        Stores::with(async |stores| {
+            stores.steps(&ALL[..3]).await;
+            let both = stores.bridge(Phase::Both);
+            let call = stores.call();
+            let lease = both.acquire(&call, &again("x")).await.unwrap();
+            let name = name("x");
+            match story {
+                0 => stores.old.faults().hold_replies(Verb::Inspect),
+                1 => stores.old.faults().refuse_next(Verb::Break, 1, ErrorKind::Unavailable),
+                _ => stores.old.faults().refuse_next(Verb::Raise, 1, ErrorKind::Unavailable),
+            }
+            let mut breaking = Box::pin(both.break_lock(&call, &name, Some(lease.stamp())));
+            if story == 0 {
+                assert!(testbed::poll_once(&mut breaking).is_none());
+                stores.old.steal(&name);
+                let _newer = stores.old.acquire(&call, &again("x")).await.unwrap();
+                stores.old.faults().deliver();
+            }
+            let error = breaking.await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+            assert_eq!(stores.new.holder(&name, call.now()), None);
+        });
+    }
+}
+
+#[test]
+fn a_raise_of_one_side_alone_is_unknown() {
+    Stores::with(async |stores| {
+        stores.steps(&ALL[..3]).await;
+        let both = stores.bridge(Phase::Both);
+        let lease = both.acquire(&stores.call(), &again("x")).await.unwrap();
+        stores.old.faults().refuse_next(Verb::Raise, 1, ErrorKind::Unavailable);
+        let floor = Fence::new(1 << 40).unwrap();
+        let error = both.raise(&stores.call(), &lease, floor).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        both.raise(&stores.call(), &lease, floor).await.unwrap();
+    });
+}

@@ -13,6 +13,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 pub(crate) mod redis;
 
 /// Where one test plays.
