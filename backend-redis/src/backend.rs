@@ -14,7 +14,7 @@ use crate::{
     replicas::Wait,
     road::{Road, Trip},
     wait::{Pushes, Waiter},
-    wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, Record, Renewal, Standing},
+    wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, Record, Standing},
 };
 
 pub(crate) const BACKEND: &str = "redis";
@@ -387,8 +387,7 @@ impl LockBackend for RedisBackend {
             let begun = call.now();
             let keys = Keys::new(call.namespace(), &lease.name);
             let mut trip = self.road.to(&keys.lock);
-            let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
-            let standing = wire::renew(&mut trip, call, &renewal).await?;
+            let standing = wire::renew(&mut trip, call, &keys, &lease.owner, lease.fence, ttl).await?;
             let left = Self::lost(call, lease, standing)?;
             Ok(call.renewed(lease, begun, left.min(ttl)))
         };
@@ -654,22 +653,21 @@ impl RedisBackend {
             return leases.iter().map(|lease| Err(about(lease, again()))).collect();
         }
         let in_cluster = matches!(self.road, Road::Many(_));
-        let renewal = |lease: &Lease| {
-            Renewal::new(Keys::new(call.namespace(), &lease.name), &lease.owner, lease.fence, ttl)
-        };
-        let requests = leases.iter().map(|lease| renewal(lease).into_request(in_cluster)).collect();
+        let keys = |lease: &Lease| Keys::new(call.namespace(), &lease.name);
+        let request = |lease: &Lease| wire::renewal(keys(lease), &lease.owner, lease.fence, ttl, in_cluster);
+        let requests = leases.iter().map(request).collect();
         let begun = call.now();
-        let answers = self.road.run_many(call, Renewal::script(), requests).await;
+        let answers = self.road.run_many(call, &wire::RENEW, requests).await;
         let mut renewed = Vec::with_capacity(leases.len());
         for (lease, answer) in leases.iter().zip(answers) {
             let one = async {
                 let answer = answer?;
-                let mut standing = Renewal::read(&answer)?;
+                let mut standing = wire::read_renewal(&answer)?;
                 // The mark of a break was not looked at.
                 if in_cluster && !matches!(standing, Standing::Ours(_)) {
-                    let keys = Keys::new(call.namespace(), &lease.name);
+                    let keys = keys(lease);
                     let mut trip = self.road.to(&keys.lock);
-                    standing = wire::renew(&mut trip, call, &renewal(lease)).await?;
+                    standing = wire::renew(&mut trip, call, &keys, &lease.owner, lease.fence, ttl).await?;
                 }
                 let left = Self::lost(call, lease, standing)?;
                 Ok(call.renewed(lease, begun, left.min(ttl)))

@@ -29,8 +29,7 @@ use crate::{
     preflight,
     road::{Node, one_of_many},
     wire::{
-        self, CANCEL, FENCE_LIMIT, INSPECT, Keys, RAISE, RAISE_FENCE, RELEASE, Renewal, Standing, decimal,
-        hex, millis,
+        self, CANCEL, FENCE_LIMIT, INSPECT, Keys, RAISE, RAISE_FENCE, RELEASE, Standing, decimal, hex, millis,
     },
 };
 
@@ -393,11 +392,8 @@ impl RedlockBackend {
                     let (call, owner, ttl) = (call.clone(), *request.owner(), request.ttl());
                     let (keys, margin) = (keys.clone(), self.config.fence_margin);
                     async move {
-                        let hex = hex(&owner);
-                        let numbers = [fence.unsigned_abs(), millis(ttl), millis(margin)].map(decimal);
-                        let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-                        let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
-                        let (_, answer) = member.run(&call, &SETTLE, &names, &args).await?;
+                        let request = steps::settling(&keys, &owner, fence, ttl, margin);
+                        let (_, answer) = member.ask(&call, &SETTLE, &request).await?;
                         Settled::read(&answer)
                     }
                 },
@@ -801,11 +797,9 @@ impl RedlockBackend {
         let keys = Keys::new(call.namespace(), request.name());
         let mut found = Vec::new();
         for member in &self.members {
-            let hex = hex(request.owner());
-            let numbers = [fence.unsigned_abs(), millis(request.ttl()), 604_800_000].map(decimal);
-            let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-            let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
-            let (_, answer) = member.run(call, &SETTLE, &names, &args).await.unwrap();
+            let (ttl, margin) = (request.ttl(), self.config.fence_margin);
+            let settling = steps::settling(&keys, request.owner(), fence, ttl, margin);
+            let (_, answer) = member.ask(call, &SETTLE, &settling).await.unwrap();
             match Settled::read(&answer).unwrap() {
                 Settled::Yes => {}
                 Settled::NotOurs => found.push(None),
@@ -865,13 +859,10 @@ enum Back {
 
 /// Ends what an owner has on one server; says whether it had.
 async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, back: Back) -> Result<bool> {
-    let hex = hex(owner);
-    let gone = keys.gone(&hex);
-    let own = format!("{hex}|{}", if back == Back::All { "" } else { "0|" });
+    let own = format!("{}|{}", hex(owner), if back == Back::All { "" } else { "0|" });
     let in_doubt = member.known.operations.in_doubt(owner).filter(|_| back != Back::Begun);
-    let not_after = decimal(in_doubt.unwrap_or(0));
-    let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
-    let (_, answer) = member.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
+    let request = wire::giving_back(keys, owner, own, in_doubt);
+    let (_, answer) = member.ask(call, &RELEASE, &request).await?;
     if back != Back::Begun {
         member.known.operations.forget(owner);
     }
@@ -938,13 +929,8 @@ async fn cancel_on(
     keys: &Keys,
     adopt: bool,
 ) -> Result<(u64, Found)> {
-    let hex = hex(owner);
-    let gone = keys.gone(&hex);
-    let not_after = decimal(member.known.operations.in_doubt(owner).unwrap_or(0));
-    let adopt: &[u8] = if adopt { b"1" } else { b"0" };
-    let args: [&[u8]; 5] =
-        [hex.as_bytes(), adopt, &not_after, &decimal(millis(ttl)), keys.channel.as_bytes()];
-    let (_, answer) = member.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
+    let request = wire::cancelling(keys, owner, adopt, member.known.operations.in_doubt(owner), ttl);
+    let (_, answer) = member.ask(call, &CANCEL, &request).await?;
     Ok((answer.us, steps::read_found(&answer)?))
 }
 
@@ -988,13 +974,10 @@ impl LockBackend for RedlockBackend {
                 |standing: &Standing<_>| Some(matches!(standing, Standing::Ours(_))),
                 |member, call| {
                     let keys = Keys::new(call.namespace(), &lease.name);
-                    let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
+                    let renewal = wire::renewal(keys, &lease.owner, lease.fence, ttl, false);
                     async move {
-                        let (keys, args) = renewal.into_request(false);
-                        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-                        let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-                        let (_, answer) = member.run(&call, &wire::RENEW, &keys, &args).await?;
-                        Renewal::read(&answer)
+                        let (_, answer) = member.ask(&call, &wire::RENEW, &renewal).await?;
+                        wire::read_renewal(&answer)
                     }
                 },
             );
@@ -1267,7 +1250,7 @@ impl RedlockBackend {
         }
         let request = |lease: &Lease| {
             let keys = Keys::new(call.namespace(), &lease.name);
-            Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request(false)
+            wire::renewal(keys, &lease.owner, lease.fence, ttl, false)
         };
         let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
         // Each lease for itself: a server that has lost one still speaks for the others.
@@ -1286,7 +1269,7 @@ impl RedlockBackend {
                 let link = member.link(&call).await?;
                 let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;
                 let (replies, _) = replies.map_err(|refusal| error::error(Phase::Sent, refusal))?;
-                let one = |reply| Renewal::read(&one_of_many(reply)?);
+                let one = |reply| wire::read_renewal(&one_of_many(reply)?);
                 Ok(replies.into_iter().map(one).collect::<Vec<_>>())
             }
         });
@@ -1345,12 +1328,8 @@ impl RedlockBackend {
             |member, call| {
                 let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
                 async move {
-                    let (own, gone) = (wire::own(&owner, fence), keys.gone(&hex(&owner)));
-                    let numbers =
-                        [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                    let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-                    let names: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
-                    let (_, answer) = member.run(&call, &RAISE, &names, &args).await?;
+                    let request = wire::raising(&keys, &owner, fence, floor, margin);
+                    let (_, answer) = member.ask(&call, &RAISE, &request).await?;
                     Standing::read(&answer, || Ok(()))
                 }
             },
@@ -1366,16 +1345,9 @@ impl RedlockBackend {
             |member, call| {
                 let (keys, margin) = (keys.clone(), self.config.fence_margin);
                 async move {
-                    let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                    let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-                    let (_, answer) =
-                        member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
-                    match &*answer.word {
-                        b"ok" => answer.fence(0),
-                        b"alien" => Err(wire::alien()),
-                        b"full" => Err(wire::full()),
-                        _ => Err(wire::unreadable()),
-                    }
+                    let request = wire::raising_fence(&keys, floor, margin);
+                    let (_, answer) = member.ask(&call, &RAISE_FENCE, &request).await?;
+                    wire::read_raised(&answer)
                 }
             },
         );
