@@ -14,7 +14,7 @@ use crate::{
     replicas::Wait,
     road::{Road, Trip},
     wait::{Pushes, Waiter},
-    wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, Record, Renewal, Standing},
+    wire::{self, Acquired, Ask, FENCE_LIMIT, Keys, Record, Standing},
 };
 
 pub(crate) const BACKEND: &str = "redis";
@@ -96,13 +96,14 @@ impl RedisBackend {
     }
 
     /// Asks once whether the lock can be had, and once more where the server's clock is not where it was thought to be.
-    /// `since`: from when the deadline counts at the latest.
+    /// `since`: from when the deadline counts at the latest. `is_member`: what was asked before was bound by a membership.
     async fn attempt(
         &self,
         call: &Call,
         request: &AcquireRequest,
         keys: &Keys,
         since: Moment,
+        is_member: &mut bool,
     ) -> Result<Attempt> {
         let owner = request.owner();
         let mut corrected = false;
@@ -134,8 +135,15 @@ impl RedisBackend {
             }
             let mut until = last.min(call.deadline());
             // A member of a migration's phase may be stopped here, and the phase be closed when it goes on.
-            if let Some(bound) = self.memberships.bound(call.namespace(), now) {
-                until = until.min(bound);
+            match self.memberships.bound(call.namespace(), now) {
+                Some(bound) => (until, *is_member) = (until.min(bound), true),
+                None if *is_member => {
+                    return Err(Error::new(
+                        ErrorKind::Unavailable,
+                        "the membership of the phase that this was asked under is over",
+                    ));
+                }
+                None => {}
             }
             let not_after = link.server_time(until);
             let ask = Ask {
@@ -172,6 +180,8 @@ impl RedisBackend {
                 Acquired::Late if request.wait_until().is_some_and(|end| call.now() >= end) => {
                     Err(Error::held_by(ErrorKind::WaitTimeout, None))
                 }
+                // One that waits has time for another.
+                Acquired::Late if request.wait_until().is_some() => Ok(Attempt::Late),
                 Acquired::Late => {
                     Err(Error::new(ErrorKind::Unavailable, "the request reached the server after its time"))
                 }
@@ -238,13 +248,18 @@ impl RedisBackend {
         let since = if request.wait_until().is_none() { call.now() } else { Moment::MAX };
         // Waiters that are woken by the same end of a lease do not all look at once.
         let mut spread = request.owner().digest().to_i64() as u64;
+        let (mut holder, mut is_member) = (None, false);
         loop {
-            let (holder, ends) = match self.attempt(call, request, &keys, since).await {
+            let ends = match self.attempt(call, request, &keys, since, &mut is_member).await {
                 Ok(Attempt::Granted(lease)) => {
                     waiter.iter_mut().for_each(Waiter::took);
                     return Ok(lease);
                 }
-                Ok(Attempt::Held { holder, ends }) => (holder, ends),
+                Ok(Attempt::Held { holder: seen, ends }) => {
+                    holder = seen;
+                    ends
+                }
+                Ok(Attempt::Late) => call.now(),
                 // A line that is torn down wakes the waiter, who may look on another that is torn down with it: the same
                 // owner asks again.
                 Err(error)
@@ -344,7 +359,12 @@ impl RedisBackend {
 
 enum Attempt {
     Granted(Lease),
-    Held { holder: Option<Holder>, ends: Moment },
+    Held {
+        holder: Option<Holder>,
+        ends: Moment,
+    },
+    /// The request of a waiter came after its time.
+    Late,
 }
 
 #[async_trait]
@@ -387,8 +407,7 @@ impl LockBackend for RedisBackend {
             let begun = call.now();
             let keys = Keys::new(call.namespace(), &lease.name);
             let mut trip = self.road.to(&keys.lock);
-            let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
-            let standing = wire::renew(&mut trip, call, &renewal).await?;
+            let standing = wire::renew(&mut trip, call, &keys, &lease.owner, lease.fence, ttl).await?;
             let left = Self::lost(call, lease, standing)?;
             Ok(call.renewed(lease, begun, left.min(ttl)))
         };
@@ -654,22 +673,21 @@ impl RedisBackend {
             return leases.iter().map(|lease| Err(about(lease, again()))).collect();
         }
         let in_cluster = matches!(self.road, Road::Many(_));
-        let renewal = |lease: &Lease| {
-            Renewal::new(Keys::new(call.namespace(), &lease.name), &lease.owner, lease.fence, ttl)
-        };
-        let requests = leases.iter().map(|lease| renewal(lease).into_request(in_cluster)).collect();
+        let keys = |lease: &Lease| Keys::new(call.namespace(), &lease.name);
+        let request = |lease: &Lease| wire::renewal(keys(lease), &lease.owner, lease.fence, ttl, in_cluster);
+        let requests = leases.iter().map(request).collect();
         let begun = call.now();
-        let answers = self.road.run_many(call, Renewal::script(), requests).await;
+        let answers = self.road.run_many(call, &wire::RENEW, requests).await;
         let mut renewed = Vec::with_capacity(leases.len());
         for (lease, answer) in leases.iter().zip(answers) {
             let one = async {
                 let answer = answer?;
-                let mut standing = Renewal::read(&answer)?;
+                let mut standing = wire::read_renewal(&answer)?;
                 // The mark of a break was not looked at.
                 if in_cluster && !matches!(standing, Standing::Ours(_)) {
-                    let keys = Keys::new(call.namespace(), &lease.name);
+                    let keys = keys(lease);
                     let mut trip = self.road.to(&keys.lock);
-                    standing = wire::renew(&mut trip, call, &renewal(lease)).await?;
+                    standing = wire::renew(&mut trip, call, &keys, &lease.owner, lease.fence, ttl).await?;
                 }
                 let left = Self::lost(call, lease, standing)?;
                 Ok(call.renewed(lease, begun, left.min(ttl)))

@@ -268,12 +268,16 @@ async fn hello(
     learnt.set_forgets(forgets || (matches!(config.address, Address::Cluster(_)) && learnt.forgets()));
     if config.wait_fsync {
         let appends = persistence.is_some_and(|info| info.lines().any(|line| line.trim() == "aof_enabled:1"));
-        if !matches!(next(), Value::Array(known) if matches!(known.first(), Some(Value::Array(_)))) {
-            return Err((
-                ErrorKind::Misconfigured,
-                "the server cannot wait for its disk; wait_fsync needs Redis 7.2 or later".into(),
-                None,
-            ));
+        match next() {
+            Value::ServerError(error) => return Err(refused(error.into())),
+            Value::Array(known) if matches!(known.first(), Some(Value::Array(_))) => {}
+            _ => {
+                return Err((
+                    ErrorKind::Misconfigured,
+                    "the server cannot wait for its disk; wait_fsync needs Redis 7.2 or later".into(),
+                    None,
+                ));
+            }
         }
         if !appends {
             return Err((

@@ -9,169 +9,39 @@
 //! # Source
 //! Redis manual: Distributed locks (the first round). The second round is this crate's.
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
-use lockcore::{StoreUrl, backend::*};
+use lockcore::backend::*;
 
 use crate::{
-    backend::{check_floor, check_ttl, foreign, in_doubt},
-    config::{Address, RedisConfig, WaitReplicas, misconfigured},
+    backend::{check_floor, check_ttl, foreign},
+    config::{RedisConfig, misconfigured},
     connection::connecting,
     error::{self, Phase},
     preflight,
     road::{Node, one_of_many},
-    wire::{
-        self, CANCEL, FENCE_LIMIT, INSPECT, Keys, RAISE, RAISE_FENCE, RELEASE, Renewal, Standing, decimal,
-        hex, millis,
-    },
+    wire::{self, INSPECT, Keys, RAISE, RAISE_FENCE, Standing, hex},
 };
 
+mod acquire;
+mod config;
 mod members;
+mod rounds;
 mod steps;
 
+pub use config::RedlockConfig;
+
 use members::{Known, Member, Votes, ask};
-use steps::{CUT, Found, SETTLE, Seen, Settled, Shown, TAKE, Taken, too_few};
+use rounds::{Back, give_back};
+use steps::{CUT, Seen, Shown, too_few};
 
 const BACKEND: &str = "redlock";
 /// What clocks of servers are granted beyond the drift, for the granularity of their timers.
 const TIMERS: Duration = Duration::from_millis(2);
 /// Whoever answers so much later than the others is waited for.
 const GRACE: Duration = Duration::from_millis(5);
-/// The same in the first round: a server that is left out keeps nobody else out, until the lease ends.
-const JOINING: Duration = Duration::from_millis(20);
-/// So often a try starts over when nobody got a majority.
-const SPLITS: u32 = 5;
-/// So often a fence is raised above one that came between the rounds.
-const RAISES: u32 = 8;
 const LIST_PAGE: usize = 1000;
 const RENEW_BATCH: usize = 512;
-/// So close to the end of a wait, no answer would come in time.
-const TOO_LATE: Duration = Duration::from_millis(2);
-
-/// Says which servers decide together.
-///
-/// # Example
-/// ```
-/// use lockcore_redis::RedlockConfig;
-///
-/// let config = RedlockConfig::new([("redis-a", 6379), ("redis-b", 6379), ("redis-c", 6379)]);
-/// assert_eq!(config.servers.len(), 3);
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct RedlockConfig {
-    /// The servers: an odd number, at least three, independent of each other, without replicas.
-    pub servers: Vec<RedisConfig>,
-    /// How long a server that was started grants nothing: it may have forgotten locks that are still held. TTLs are no
-    /// longer than this then. Zero leaves it to whoever restarts servers to wait for the longest TTL, or to
-    /// `appendfsync always`. Default zero.
-    pub restart_delay: Duration,
-    /// How long a waiter sleeps between two looks. Default 100 ms.
-    pub poll: Duration,
-    /// How long the fence of an idle lock is kept; see [`RedisConfig::fence_margin`]. Default 7 days.
-    pub fence_margin: Duration,
-}
-
-impl RedlockConfig {
-    /// Starts from hosts, ports and the defaults.
-    pub fn new<H: Into<String>>(servers: impl IntoIterator<Item = (H, u16)>) -> Self {
-        Self::of(servers.into_iter().map(|(host, port)| RedisConfig::new(host, port)).collect())
-    }
-
-    /// Starts from servers that differ in more than their address, and the defaults.
-    pub fn of(servers: Vec<RedisConfig>) -> Self {
-        let defaults = RedisConfig::new("", 0);
-        Self {
-            servers,
-            restart_delay: Duration::ZERO,
-            poll: defaults.poll,
-            fence_margin: defaults.fence_margin,
-        }
-    }
-
-    /// Reads `redlock://[user[:password]@]host[:port],host[:port],…[/db]`; `redlocks://` speaks TLS.
-    ///
-    /// # Errors
-    /// `Misconfigured`: not such an address. It is not repeated, because it may hold a password.
-    pub fn from_url(url: &str) -> Result<Self> {
-        let url = StoreUrl::parse(url).map_err(|error| {
-            misconfigured(format!("not the address of several servers: {}", error.message()))
-        })?;
-        if let Some((key, _)) = url.queries().next() {
-            return Err(misconfigured(format!("an address of Redlock has no {key} here; set the field")));
-        }
-        let mut config = Self::of_url(&url)?;
-        for server in &mut config.servers {
-            server.user = url.user().map(str::to_owned);
-            server.password = url.expose_password().map(str::to_owned);
-        }
-        Ok(config)
-    }
-
-    pub(crate) fn of_url(url: &StoreUrl) -> Result<Self> {
-        let tls = match url.scheme() {
-            "redlock" => false,
-            "redlocks" => true,
-            _ => return Err(misconfigured("several servers look like redlock://redis-a,redis-b,redis-c")),
-        };
-        let db = match url.path().trim_start_matches('/') {
-            "" => 0,
-            number => number.parse().map_err(|_| {
-                misconfigured("the path of redlock:// is the number of a database, on all servers the same")
-            })?,
-        };
-        let server = |(host, port): (&str, Option<u16>)| {
-            RedisConfig::new(host, port.unwrap_or(6379)).with(|c| (c.db, c.tls) = (db, tls))
-        };
-        Ok(Self::of(url.hosts().map(server).collect()))
-    }
-
-    /// Sets fields in one expression.
-    #[must_use]
-    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
-        set(&mut self);
-        self
-    }
-
-    pub(crate) fn check(&self) -> Result<()> {
-        let count = self.servers.len();
-        if count < 3 || count.is_multiple_of(2) {
-            return Err(misconfigured(format!(
-                "Redlock needs an odd number of servers, at least three, not {count}: an even one stands no more losses"
-            )));
-        }
-        for (n, server) in self.servers.iter().enumerate() {
-            if !matches!(server.address, Address::Tcp(..) | Address::Unix(_)) {
-                return Err(misconfigured(
-                    "the servers of Redlock are single servers, each by its own address",
-                ));
-            }
-            if server.wait_replicas != WaitReplicas::None || server.wait_fsync {
-                return Err(misconfigured("the servers of Redlock wait for no replicas; they have none"));
-            }
-            if self.servers[..n].iter().any(|other| other.address == server.address) {
-                return Err(misconfigured(format!("Redlock lists one server twice: {:?}", server.address)));
-            }
-            server.clone().with(|c| c.fence_margin = self.fence_margin).check()?;
-        }
-        if self.poll.is_zero() {
-            return Err(misconfigured("poll is zero; nothing would ever come in time"));
-        }
-        let shortest = Duration::from_secs(1);
-        if !self.restart_delay.is_zero() && self.restart_delay < shortest {
-            return Err(misconfigured("restart_delay is a second or more, or zero: servers count seconds"));
-        }
-        Ok(())
-    }
-}
 
 /// Locks that a majority of independent servers grants.
 ///
@@ -343,214 +213,6 @@ impl RedlockBackend {
         ask(call, patience, GRACE, self.all(), enough, |member| step(member, call.clone())).await
     }
 
-    /// The first round.
-    async fn take_all(&self, call: &Call, request: &AcquireRequest, keys: &Arc<Keys>) -> Votes<Taken> {
-        // Also where nobody has a majority: a server that is silent is not worth more than another try.
-        let quorum = self.quorum();
-        let enough = |votes: &Votes<Taken>| votes.iter().filter(|(_, vote)| vote.is_ok()).count() >= quorum;
-        // Who connects only when the round is over does not take part: nobody would know of it.
-        let round = Round::default();
-        let over = round.0.clone();
-        ask(call, half(call), JOINING, self.all(), enough, |member| {
-            let (call, request, keys, over) = (call.clone(), request.clone(), keys.clone(), over.clone());
-            async move { take_on(&member, &call, &request, &keys, &over).await }
-        })
-        .await
-    }
-
-    /// The second round, on the servers where the lock is ours; `None`: it found no majority, and reached none.
-    ///
-    /// # Errors
-    /// `Unknown`: it may have.
-    async fn settle_all(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        keys: &Arc<Keys>,
-        ours: &[usize],
-        mut fence: i64,
-    ) -> Result<Option<(Moment, Fence)>> {
-        let quorum = self.quorum();
-        for _ in 0..RAISES {
-            if fence >= FENCE_LIMIT {
-                return Err(wire::full());
-            }
-            if call.remaining().is_zero() {
-                break;
-            }
-            let sent = call.now();
-            let yes = |votes: &Votes<Settled>| {
-                votes.iter().filter(|(_, vote)| matches!(vote, Ok(Settled::Yes))).count()
-            };
-            let members = ours.iter().map(|at| self.members[*at].clone());
-            let votes = ask(
-                call,
-                half(call),
-                GRACE,
-                members,
-                |votes| yes(votes) >= quorum,
-                |member| {
-                    let (call, owner, ttl) = (call.clone(), *request.owner(), request.ttl());
-                    let (keys, margin) = (keys.clone(), self.config.fence_margin);
-                    async move {
-                        let hex = hex(&owner);
-                        let numbers = [fence.unsigned_abs(), millis(ttl), millis(margin)].map(decimal);
-                        let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-                        let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
-                        let (_, answer) = member.run(&call, &SETTLE, &names, &args).await?;
-                        Settled::read(&answer)
-                    }
-                },
-            );
-            let votes = votes.await;
-            if yes(&votes) >= quorum {
-                return Ok(Some((sent, Fence::new(fence)?)));
-            }
-            let low = votes.iter().filter_map(|(_, vote)| match vote {
-                Ok(Settled::Low(high)) => Some(*high),
-                _ => None,
-            });
-            let missing = ours.len() - votes.len();
-            let lost = votes.iter().filter(|(_, vote)| matches!(vote, Err(e) if !e.kind().had_no_effect()));
-            match low.max() {
-                Some(high) => fence = high + 1,
-                None if yes(&votes) + missing + lost.count() >= quorum => {
-                    return Err(Error::new(
-                        ErrorKind::Unknown,
-                        "a majority may have settled the fence, but did not say so in time",
-                    ));
-                }
-                None => break,
-            }
-        }
-        Ok(None)
-    }
-
-    /// Takes back what the first round took where it was answered, so that others need not wait for its end. Leaves no mark:
-    /// the acquisition may be asked for again.
-    ///
-    /// It may arrive late, when that was granted. So it ends no lock with a fence: one that a minority has settled ends with
-    /// its TTL, and leaves a majority to others.
-    async fn clean_up(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>, ours: &[usize]) {
-        let members = ours.iter().map(|at| self.members[*at].clone());
-        let enough = |_: &Votes<bool>| false;
-        ask(call, half(call), GRACE, members, enough, |member| {
-            let (call, owner, keys) = (call.clone(), *owner, keys.clone());
-            async move { give_back(&member, &call, &owner, &keys, Back::Begun).await }
-        })
-        .await;
-    }
-
-    /// Tells servers off that have a request of this acquisition which they did not answer. Nobody waits for them: without
-    /// the second round what they may yet take is no grant, and ends with the TTL.
-    fn tell_off(&self, call: &Call, owner: &Owner, keys: &Arc<Keys>) {
-        for member in self.all().filter(|member| member.known.operations.in_doubt(owner).is_some()) {
-            let (call, owner, keys) = (call.clone(), *owner, keys.clone());
-            tokio::spawn(async move { give_back(&member, &call, &owner, &keys, Back::InDoubt).await });
-        }
-    }
-
-    /// Asks all servers once.
-    /// `since`: from when the deadline counts at the latest, for a try.
-    async fn attempt(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        keys: &Arc<Keys>,
-        since: Moment,
-    ) -> Result<Attempt> {
-        let owner = request.owner();
-        let now = call.now();
-        let votes = self.take_all(call, request, keys).await;
-        if let Err(error) = self.are_different() {
-            self.cancel(call, request).await?;
-            return Err(error);
-        }
-
-        let mut ours = Vec::new();
-        let mut before: Vec<(i64, Duration)> = Vec::new();
-        let (mut highest, mut settled, mut clock) = (0, 0, 0);
-        let mut held: Vec<(Option<&Shown>, Duration, u64)> = Vec::new();
-        for (at, vote) in &votes {
-            match vote {
-                Ok(Taken::Ours { high, own, settled: is_settled, left, us }) => {
-                    ours.push(*at);
-                    before.extend(own.map(|fence| (fence.get(), *left)));
-                    settled = settled.max(own.map_or(0, Fence::get));
-                    highest = highest.max(if *is_settled { 0 } else { *high });
-                    clock = clock.max(i64::try_from(*us).unwrap_or(i64::MAX));
-                }
-                Ok(Taken::Held { shown, left, us }) => held.push((shown.as_ref(), *left, *us)),
-                Ok(Taken::Late | Taken::Over) | Err(_) => {}
-            }
-        }
-        // It was granted to an earlier request: the same is told again, with what is left.
-        let mut lefts: Vec<Duration> =
-            before.iter().filter(|(fence, _)| *fence == settled).map(|(_, left)| *left).collect();
-        if let Some(at) = lefts.len().checked_sub(self.quorum()) {
-            lefts.sort_unstable();
-            let left = lefts[at].saturating_sub(TIMERS);
-            return request.granted(call, now.min(since), left, Fence::new(settled)?).map(Attempt::Granted);
-        }
-        if ours.len() >= self.quorum() {
-            let floor = request.floor().map_or(0, Fence::get);
-            // A fence of an earlier request serves as well, unless somebody came between.
-            let fence = match settled > highest.max(floor) {
-                true => settled,
-                false => (highest + 1).max(settled + 1).max(floor + 1).max(clock),
-            };
-            match self.settle_all(call, request, keys, &ours, fence).await {
-                Ok(Some((sent, fence))) => {
-                    let left = request.ttl().saturating_sub(TIMERS);
-                    match request.granted(call, sent.min(since), left, fence) {
-                        Ok(lease) => return Ok(Attempt::Granted(lease)),
-                        // It is on record; who asked gives it back, or asks again.
-                        Err(error) => return Err(error),
-                    }
-                }
-                Ok(None) => {}
-                // It may be settled on a majority.
-                Err(error) if !error.kind().had_no_effect() => return Err(error),
-                Err(error) => {
-                    self.clean_up(call, owner, keys, &ours).await;
-                    return Err(error);
-                }
-            }
-        }
-
-        self.clean_up(call, owner, keys, &ours).await;
-        let holder = self.holder_of(&held);
-        let mut ends: Vec<Duration> = held.iter().map(|(_, left, _)| *left).collect();
-        ends.sort_unstable();
-        // When so many leases have ended that a majority can be had; not before the next look, where servers are away.
-        let needed = self.quorum().saturating_sub(votes.len() - held.len()).saturating_sub(1);
-        let ends = ends.get(needed).map(|left| now.saturating_add(*left));
-        if held.len() >= self.veto() {
-            // Nobody else can have a majority where several have parts of it.
-            let split = holder.is_none() && held.iter().all(|(shown, ..)| shown.is_some());
-            return Ok(if split { Attempt::Split } else { Attempt::Held { holder, ends } });
-        }
-        if !held.is_empty() && ours.len() + held.len() >= self.quorum() {
-            return Ok(Attempt::Split);
-        }
-        let over = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Over))).count();
-        if over >= self.veto() {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "this acquisition was given up before it arrived",
-            ));
-        }
-        let late = votes.iter().filter(|(_, vote)| matches!(vote, Ok(Taken::Late))).count();
-        if late >= self.veto() {
-            let ended = request.wait_until().is_some_and(|end| call.now() >= end);
-            return Err(match ended {
-                true => Error::held_by(ErrorKind::WaitTimeout, None),
-                false => Error::new(ErrorKind::Unavailable, "the request reached the servers after its time"),
-            });
-        }
-        Err(self.too_few(&votes, self.quorum()))
-    }
-
     /// Names who has a majority, of what servers show.
     fn holder_of(&self, held: &[(Option<&Shown>, Duration, u64)]) -> Option<Holder> {
         let shown = held.iter().filter_map(|(shown, left, us)| Some(((*shown)?, *left, *us)));
@@ -573,85 +235,6 @@ impl RedlockBackend {
                 holder.label.clone_from(&candidate.label);
             }))
         })
-    }
-
-    async fn take(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
-        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let mut doubt = false;
-        let taken = self.take_in_turns(call, request, &keys, &mut doubt).await;
-        let taken = taken.map_err(|error| if doubt { in_doubt(error) } else { error });
-        // Who is told that it may be granted settles it, and others on the way.
-        if taken.as_ref().is_err_and(|error| error.kind().had_no_effect()) {
-            self.tell_off(call, request.owner(), &keys);
-        }
-        taken
-    }
-
-    /// `doubt`: a round went unanswered on the way, and what comes at the end does not speak for it.
-    async fn take_in_turns(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        keys: &Arc<Keys>,
-        doubt: &mut bool,
-    ) -> Result<Lease> {
-        self.check_ttl(request.ttl())?;
-        if let Some(floor) = request.floor() {
-            check_floor(floor)?;
-        }
-        let mut spread = request.owner().digest().to_i64() as u64;
-        let mut splits = 0;
-        // A try is one request to who asks for it, whatever it takes here; a waiter knows that it is many.
-        let since = if request.wait_until().is_none() { call.now() } else { Moment::MAX };
-        let mut waited = false;
-        loop {
-            let begun = call.now();
-            let attempt = self.attempt(call, request, keys, since).await;
-            let (holder, ends, split, error) = match attempt {
-                Ok(Attempt::Granted(lease)) => return Ok(lease),
-                Ok(Attempt::Held { holder, ends }) => (holder, ends, false, None),
-                Ok(Attempt::Split) => (None, None, true, None),
-                // A waiter asks so often that a line which is torn down is torn down under a request: it asks again.
-                Err(error)
-                    if waited
-                        && matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable)
-                        && call.remaining() > self.config.poll =>
-                {
-                    *doubt |= error.kind() == ErrorKind::Unknown;
-                    (None, None, false, Some(error))
-                }
-                Err(error) => return Err(error),
-            };
-            waited = true;
-            spread = spread.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let jitter = |most: Duration| most.mul_f64((spread >> 40) as f64 / (1u64 << 24) as f64);
-            let now = call.now();
-            // Those who met leave each other room, more each time.
-            splits = if split { splits + 1 } else { 0 };
-            let took = begun.until(now).max(Duration::from_millis(2));
-            let nap = match split {
-                true => jitter(took * 2u32.pow(splits.min(6))).min(self.config.poll),
-                false => self.config.poll.mul_f64(0.5) + jitter(self.config.poll.mul_f64(0.5)),
-            };
-            let after_end = Duration::from_millis(1) + jitter(Duration::from_millis(4));
-            let wake =
-                ends.map_or(Moment::MAX, |ends| ends.saturating_add(after_end)).min(now.saturating_add(nap));
-            let Some(end) = request.wait_until() else {
-                if split && splits <= SPLITS && wake.saturating_add(took * 2) < call.deadline() {
-                    call.clock().sleep_until(wake).await;
-                    continue;
-                }
-                return Err(Error::held_by(ErrorKind::Held, holder));
-            };
-            // A round that cannot be over in time would only put in doubt what the last one has seen.
-            let room = TOO_LATE.max(took * 2);
-            let timed_out = |now: Moment| now.saturating_add(room) >= end;
-            let is_last = timed_out(now) || timed_out(wake);
-            call.clock().sleep_until(if is_last { end } else { wake }).await;
-            if is_last {
-                return Err(error.unwrap_or_else(|| Error::held_by(ErrorKind::WaitTimeout, holder)));
-            }
-        }
     }
 
     fn check_ttl(&self, ttl: Duration) -> Result<()> {
@@ -700,252 +283,6 @@ impl RedlockBackend {
             _ => error,
         })
     }
-
-    /// Makes sure that an acquisition is granted on no majority, now and later.
-    async fn cancel(&self, call: &Call, request: &AcquireRequest) -> Result<()> {
-        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        let votes = self.on_all(
-            call,
-            |_| Some(true),
-            |member, call| {
-                let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
-                async move {
-                    let (_, found) = cancel_on(&member, &call, &owner, ttl, &keys, false).await?;
-                    member.known.operations.forget(&owner);
-                    Ok(found)
-                }
-            },
-        );
-        let votes = votes.await;
-        let gone = votes.iter().filter(|(_, vote)| vote.is_ok()).count();
-        if gone >= self.veto() { Ok(()) } else { Err(self.too_few(&votes, self.veto())) }
-    }
-
-    async fn settle(&self, call: &Call, request: &AcquireRequest) -> Result<Option<Lease>> {
-        let keys = Arc::new(Keys::new(call.namespace(), request.name()));
-        // A fence that reached only some is to be seen, if it can be: it may yet reach the others.
-        let says = |(_, found): &(u64, Found)| match found {
-            Some((Some(_), _)) => Some(true),
-            Some((None, _)) => None,
-            None => Some(false),
-        };
-        let sent = call.now();
-        let votes = self.on_all_within(call, half(call), says, |member, call| {
-            let (owner, ttl, keys) = (*request.owner(), request.ttl(), keys.clone());
-            async move { cancel_on(&member, &call, &owner, ttl, &keys, true).await }
-        });
-        let votes = votes.await;
-        let clock = votes.iter().filter_map(|(_, vote)| i64::try_from(vote.as_ref().ok()?.0).ok()).max();
-        let ours: Vec<(usize, Option<Fence>, Duration)> = votes
-            .iter()
-            .filter_map(|(at, vote)| {
-                let (fence, left) = vote.as_ref().ok()?.1?;
-                Some((*at, fence, left))
-            })
-            .collect();
-        let settled = ours.iter().filter_map(|(_, fence, _)| *fence).max();
-        let mut lefts: Vec<Duration> = ours
-            .iter()
-            .filter(|(_, fence, _)| fence.is_some() && *fence == settled)
-            .map(|(_, _, left)| *left)
-            .collect();
-        if let (Some(fence), Some(at)) = (settled, lefts.len().checked_sub(self.quorum())) {
-            lefts.sort_unstable();
-            return request.granted(call, sent, lefts[at].saturating_sub(TIMERS), fence).map(Some);
-        }
-        if ours.len() >= self.quorum() {
-            // It is finished, with the fence that some may have already.
-            let floor = request.floor().map_or(0, |floor| floor.get() + 1);
-            let fence = settled.map_or_else(|| floor.max(clock.unwrap_or(1)), Fence::get);
-            let ours: Vec<usize> = ours.iter().map(|(at, ..)| *at).collect();
-            if let Some((_, fence)) = self.settle_all(call, request, &keys, &ours, fence).await? {
-                return request.granted(call, sent, request.ttl().saturating_sub(TIMERS), fence).map(Some);
-            }
-        }
-        self.cancel(call, request).await.map(|()| None)
-    }
-}
-
-/// The first round of one attempt; over when this is dropped.
-#[derive(Default)]
-struct Round(Arc<AtomicBool>);
-
-impl Drop for Round {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// The rounds one by one, as requests that were held up may arrive.
-#[cfg(test)]
-impl RedlockBackend {
-    /// Says on how many servers the first round takes the lock.
-    pub(crate) async fn first_round(&self, call: &Call, request: &AcquireRequest) -> usize {
-        let keys = Keys::new(call.namespace(), request.name());
-        let mut ours = 0;
-        for member in &self.members {
-            let taken = take_on(member, call, request, &keys, &AtomicBool::new(false)).await.unwrap();
-            ours += usize::from(matches!(taken, Taken::Ours { .. }));
-        }
-        ours
-    }
-
-    /// Returns what the second round finds on each server that does not settle: a fence that is not below, or not the
-    /// owner's lock.
-    pub(crate) async fn second_round(
-        &self,
-        call: &Call,
-        request: &AcquireRequest,
-        fence: i64,
-    ) -> Vec<Option<i64>> {
-        let keys = Keys::new(call.namespace(), request.name());
-        let mut found = Vec::new();
-        for member in &self.members {
-            let hex = hex(request.owner());
-            let numbers = [fence.unsigned_abs(), millis(request.ttl()), 604_800_000].map(decimal);
-            let args: [&[u8]; 4] = [hex.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-            let names: [&str; 3] = [&keys.lock, &keys.fence, &keys.none()];
-            let (_, answer) = member.run(call, &SETTLE, &names, &args).await.unwrap();
-            match Settled::read(&answer).unwrap() {
-                Settled::Yes => {}
-                Settled::NotOurs => found.push(None),
-                Settled::Low(high) => found.push(Some(high)),
-            }
-        }
-        found
-    }
-
-    /// Says on how many servers a request of this acquisition has no answer.
-    pub(crate) fn in_doubt(&self, owner: &Owner) -> usize {
-        self.members.iter().filter(|member| member.known.operations.in_doubt(owner).is_some()).count()
-    }
-
-    /// Takes back on every server what the first round took there, as a clean-up that comes late.
-    pub(crate) async fn clean_up_late(&self, call: &Call, owner: &Owner, name: &LockName) {
-        let keys = Arc::new(Keys::new(call.namespace(), name));
-        let all: Vec<usize> = (0..self.members.len()).collect();
-        self.clean_up(call, owner, &keys, &all).await;
-        for member in &self.members {
-            give_back(member, call, owner, &keys, Back::InDoubt).await.unwrap();
-        }
-    }
-
-    /// Tells one server off.
-    pub(crate) async fn tell_off_on(&self, call: &Call, at: usize, request: &AcquireRequest) {
-        let keys = Keys::new(call.namespace(), request.name());
-        cancel_on(&self.members[at], call, request.owner(), request.ttl(), &keys, false).await.unwrap();
-    }
-}
-
-enum Attempt {
-    Granted(Lease),
-    Held {
-        holder: Option<Holder>,
-        ends: Option<Moment>,
-    },
-    /// Nobody has a majority.
-    Split,
-}
-
-/// Leaves as much time as it takes: for another round, and for taking back what was taken.
-fn half(call: &Call) -> Duration {
-    call.exchange_timeout().min(call.remaining() / 2)
-}
-
-/// What is given back on one server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Back {
-    /// What the first round took.
-    Begun,
-    /// The same, and what of it is still under way takes nothing later.
-    InDoubt,
-    /// Whatever the owner has, for good.
-    All,
-}
-
-/// Ends what an owner has on one server; says whether it had.
-async fn give_back(member: &Member, call: &Call, owner: &Owner, keys: &Keys, back: Back) -> Result<bool> {
-    let hex = hex(owner);
-    let gone = keys.gone(&hex);
-    let own = format!("{hex}|{}", if back == Back::All { "" } else { "0|" });
-    let in_doubt = member.known.operations.in_doubt(owner).filter(|_| back != Back::Begun);
-    let not_after = decimal(in_doubt.unwrap_or(0));
-    let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
-    let (_, answer) = member.run(call, &RELEASE, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    if back != Back::Begun {
-        member.known.operations.forget(owner);
-    }
-    Ok(answer.int(0)? == 1)
-}
-
-/// The first round on one server; `over`: too late for it.
-async fn take_on(
-    member: &Member,
-    call: &Call,
-    request: &AcquireRequest,
-    keys: &Keys,
-    over: &AtomicBool,
-) -> Result<Taken> {
-    let owner = request.owner();
-    let mut corrected = false;
-    loop {
-        let link = member.link(call).await?;
-        let now = call.now();
-        member.check_ready(now)?;
-        let operations = &member.known.operations;
-        // No copy runs after the call, nor after the end of what an earlier copy may have taken here. When
-        // that is past, none is under way any more.
-        let mut first = operations.first_unanswered(owner, now);
-        if now >= first.saturating_add(request.ttl()) {
-            operations.forget(owner);
-            first = now;
-        }
-        let last = first.saturating_add(request.ttl());
-        let not_after = link.server_time(last.min(call.deadline()));
-        let hex = hex(owner);
-        let gone = keys.gone(&hex);
-        let args: [&[u8]; 4] = [
-            hex.as_bytes(),
-            &decimal(millis(request.ttl())),
-            &decimal(not_after),
-            request.label().unwrap_or_default().as_bytes(),
-        ];
-        operations.sends(owner, now, request.ttl(), not_after);
-        // After it was noted: either this sees that the round is over, or who clears up sees the note.
-        if over.load(Ordering::SeqCst) {
-            operations.answered(owner);
-            return Err(Error::new(ErrorKind::Unavailable, "the server was not connected to in time"));
-        }
-        let keys: [&str; 3] = [&keys.lock, &keys.fence, &gone];
-        let answer = member.run_on(&link, call, &TAKE, &keys, &args).await;
-        if !matches!(&answer, Err(error) if !error.kind().had_no_effect()) {
-            operations.answered(owner);
-        }
-        match Taken::read(&answer?.1)? {
-            // The answer corrected the estimate of its clock. It did nothing.
-            Taken::Late if !corrected && call.now() < last.min(call.deadline()) => corrected = true,
-            taken => return Ok(taken),
-        }
-    }
-}
-
-/// Ends an acquisition on one server, or tells what it has there; and that server's time.
-async fn cancel_on(
-    member: &Member,
-    call: &Call,
-    owner: &Owner,
-    ttl: Duration,
-    keys: &Keys,
-    adopt: bool,
-) -> Result<(u64, Found)> {
-    let hex = hex(owner);
-    let gone = keys.gone(&hex);
-    let not_after = decimal(member.known.operations.in_doubt(owner).unwrap_or(0));
-    let adopt: &[u8] = if adopt { b"1" } else { b"0" };
-    let args: [&[u8]; 5] =
-        [hex.as_bytes(), adopt, &not_after, &decimal(millis(ttl)), keys.channel.as_bytes()];
-    let (_, answer) = member.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args).await?;
-    Ok((answer.us, steps::read_found(&answer)?))
 }
 
 #[async_trait]
@@ -988,13 +325,10 @@ impl LockBackend for RedlockBackend {
                 |standing: &Standing<_>| Some(matches!(standing, Standing::Ours(_))),
                 |member, call| {
                     let keys = Keys::new(call.namespace(), &lease.name);
-                    let renewal = Renewal::new(keys, &lease.owner, lease.fence, ttl);
+                    let renewal = wire::renewal(keys, &lease.owner, lease.fence, ttl, false);
                     async move {
-                        let (keys, args) = renewal.into_request(false);
-                        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-                        let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-                        let (_, answer) = member.run(&call, &wire::RENEW, &keys, &args).await?;
-                        Renewal::read(&answer)
+                        let (_, answer) = member.ask(&call, &wire::RENEW, &renewal).await?;
+                        wire::read_renewal(&answer)
                     }
                 },
             );
@@ -1267,7 +601,7 @@ impl RedlockBackend {
         }
         let request = |lease: &Lease| {
             let keys = Keys::new(call.namespace(), &lease.name);
-            Renewal::new(keys, &lease.owner, lease.fence, ttl).into_request(false)
+            wire::renewal(keys, &lease.owner, lease.fence, ttl, false)
         };
         let requests: Arc<Vec<_>> = Arc::new(leases.iter().map(request).collect());
         // Each lease for itself: a server that has lost one still speaks for the others.
@@ -1286,7 +620,7 @@ impl RedlockBackend {
                 let link = member.link(&call).await?;
                 let (_, replies) = link.scripts(&call, &wire::RENEW, &requests, None).await;
                 let (replies, _) = replies.map_err(|refusal| error::error(Phase::Sent, refusal))?;
-                let one = |reply| Renewal::read(&one_of_many(reply)?);
+                let one = |reply| wire::read_renewal(&one_of_many(reply)?);
                 Ok(replies.into_iter().map(one).collect::<Vec<_>>())
             }
         });
@@ -1345,12 +679,8 @@ impl RedlockBackend {
             |member, call| {
                 let (keys, owner, margin) = (keys.clone(), *owner, self.config.fence_margin);
                 async move {
-                    let (own, gone) = (wire::own(&owner, fence), keys.gone(&hex(&owner)));
-                    let numbers =
-                        [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                    let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-                    let names: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
-                    let (_, answer) = member.run(&call, &RAISE, &names, &args).await?;
+                    let request = wire::raising(&keys, &owner, fence, floor, margin);
+                    let (_, answer) = member.ask(&call, &RAISE, &request).await?;
                     Standing::read(&answer, || Ok(()))
                 }
             },
@@ -1366,16 +696,9 @@ impl RedlockBackend {
             |member, call| {
                 let (keys, margin) = (keys.clone(), self.config.fence_margin);
                 async move {
-                    let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
-                    let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-                    let (_, answer) =
-                        member.run(&call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args).await?;
-                    match &*answer.word {
-                        b"ok" => answer.fence(0),
-                        b"alien" => Err(wire::alien()),
-                        b"full" => Err(wire::full()),
-                        _ => Err(wire::unreadable()),
-                    }
+                    let request = wire::raising_fence(&keys, floor, margin);
+                    let (_, answer) = member.ask(&call, &RAISE_FENCE, &request).await?;
+                    wire::read_raised(&answer)
                 }
             },
         );

@@ -319,6 +319,18 @@ impl Trip<'_> {
         }
     }
 
+    /// Runs a script with what was put together for it.
+    pub(crate) async fn ask(
+        &mut self,
+        call: &Call,
+        script: &Script,
+        request: &Request,
+        wait: bool,
+    ) -> Result<Done> {
+        let (keys, args) = lend(request);
+        self.run(call, script, &keys, &args, wait).await
+    }
+
     /// Follows what a refusal says, or gives it back.
     async fn turn(&mut self, call: &Call, node: &Node, refusal: RedisError) -> Result<()> {
         let cluster = match self.road {
@@ -373,8 +385,13 @@ impl Trip<'_> {
     }
 }
 
-/// Keys and arguments of one script among many.
+/// Keys and arguments of one script.
 pub(crate) type Request = (Vec<String>, Vec<Vec<u8>>);
+
+/// Lends them as they are sent.
+pub(crate) fn lend(request: &Request) -> (Vec<&str>, Vec<&[u8]>) {
+    (request.0.iter().map(String::as_str).collect(), request.1.iter().map(Vec::as_slice).collect())
+}
 
 impl Road {
     /// Runs a script many times, in one round trip for each server, all servers at once; answers in order, and in the time
@@ -428,9 +445,7 @@ impl Road {
         }
         let asked = again.iter().map(|(at, request)| async move {
             let mut trip = self.to(&first_key(request));
-            let keys: Vec<&str> = request.0.iter().map(String::as_str).collect();
-            let args: Vec<&[u8]> = request.1.iter().map(Vec::as_slice).collect();
-            let done = by(call, end, Box::pin(trip.run(call, script, &keys, &args, true))).await;
+            let done = by(call, end, Box::pin(trip.ask(call, script, request, true))).await;
             (*at, done.unwrap_or_else(|| Err(silent())).and_then(Done::acknowledged))
         });
         for (at, answer) in join_all(asked).await {

@@ -14,7 +14,6 @@ use redis::{AsyncConnectionConfig, RedisError, Value};
 use crate::{
     config::RedisConfig,
     connection::{Attempt, Push},
-    error::{self, Phase},
     greeting::{Learnt, Refusal, greet_tcp, open_tcp, refused, settings, text},
 };
 
@@ -132,8 +131,7 @@ async fn ask(config: &RedisConfig, host: &str, port: u16, name: &str) -> Result<
                 let message = format!("{host}:{port} is no Sentinel");
                 return Err((ErrorKind::Misconfigured, message, Some(refusal)));
             }
-            let error = error::error(Phase::Connect, refusal.clone());
-            return Err((error.kind(), error.message().to_owned(), Some(refusal)));
+            return Err(refused(refusal));
         }
         Some(facts) => pairs(facts),
         None => Vec::new(),

@@ -15,7 +15,7 @@ use std::{
 };
 
 use lockcore::{EventKind, LockClient, backend::*};
-use lockcore_conformance::faultline::{Fate, Faultline};
+use lockcore_conformance::faultline::{Direction, Fate, Faultline};
 use rustix::process::Signal;
 
 use crate::{
@@ -1068,7 +1068,7 @@ async fn looking(server: &Server) -> (Faultline, RedisBackend) {
 /// Loses the reply to one look of a waiter that has looked for a while.
 async fn lose_a_look(line: &Faultline) {
     let mut replies = line.judge();
-    for _ in 0..30 {
+    for _ in 0..12 {
         replies.next().await.decide(Fate::Pass);
     }
     replies.next().await.decide(Fate::Lose);
@@ -1099,7 +1099,7 @@ async fn a_waiter_with_an_unanswered_look_ends_in_doubt() {
     let _ = holder.acquire(&call(), &AcquireRequest::new(name("a"), WATCHDOG * 5)).await.unwrap();
     for away in [false, true] {
         let (line, backend) = looking(&server).await;
-        let (call_w, request) = waiting("a", if away { WATCHDOG } else { Duration::from_secs(1) });
+        let (call_w, request) = waiting("a", if away { WATCHDOG } else { Duration::from_secs(3) });
         let fault = async {
             lose_a_look(&line).await;
             line.refuse(away);
@@ -1110,6 +1110,29 @@ async fn a_waiter_with_an_unanswered_look_ends_in_doubt() {
         line.refuse(false);
         assert_eq!(backend.resolve(&call(), &request).await.unwrap(), Resolution::Gone);
     }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_look_came_late_looks_again() {
+    let Some((server, _)) = start().await else { return };
+    let (line, backend) = looking(&server).await;
+    let call_w = budget(WATCHDOG);
+    let request = AcquireRequest::new(name("a"), Duration::from_millis(200)).waiting_until(call_w.deadline());
+    let late = async {
+        line.hold(Direction::ToServer, true);
+        while !backend.is_in_doubt(request.owner()) {
+            tokio::task::yield_now().await;
+        }
+        let over = call_w.now().saturating_add(request.ttl() * 2);
+        while call_w.now() < over {
+            tokio::task::yield_now().await;
+        }
+        line.hold(Direction::ToServer, false);
+    };
+    // Not before the line is held.
+    let asked = async { backend.acquire(&call_w, &request).await };
+    let ((), lease) = in_time(async { tokio::join!(late, asked) }).await;
+    let _ = lease.unwrap();
 }
 
 #[tokio::test]

@@ -500,49 +500,46 @@ impl<T> Standing<T> {
     }
 }
 
-/// Keys and arguments of a renewal, for one alone and for many in a row.
-pub(crate) struct Renewal {
-    keys: [String; 3],
-    args: [Vec<u8>; 2],
+/// Puts a renewal together, for one alone and for many in a row. `in_cluster`: by the lock's key alone, which a node has or
+/// has not while the slot moves.
+pub(crate) fn renewal(keys: Keys, owner: &Owner, fence: Fence, ttl: Duration, in_cluster: bool) -> Request {
+    let (gone, none) = (keys.gone(&hex(owner)), keys.none());
+    let names = match in_cluster {
+        true => vec![keys.lock; 3],
+        false => vec![keys.lock, gone, none],
+    };
+    (names, vec![own(owner, fence).into_bytes(), decimal(millis(ttl))])
 }
 
-impl Renewal {
-    pub(crate) fn new(keys: Keys, owner: &Owner, fence: Fence, ttl: Duration) -> Self {
-        let (gone, none) = (keys.gone(&hex(owner)), keys.none());
-        Self { keys: [keys.lock, gone, none], args: [own(owner, fence).into_bytes(), decimal(millis(ttl))] }
-    }
-
-    pub(crate) fn script() -> &'static Script {
-        &RENEW
-    }
-
-    /// `in_cluster`: by the lock's key alone, which a node has or has not while the slot moves.
-    pub(crate) fn into_request(self, in_cluster: bool) -> Request {
-        let keys = match in_cluster {
-            true => vec![self.keys[0].clone(); 3],
-            false => self.keys.into(),
-        };
-        (keys, self.args.into())
-    }
-
-    pub(crate) fn read(answer: &Answer) -> Result<Standing<Duration>> {
-        Standing::read(answer, || answer.left(0))
-    }
+pub(crate) fn read_renewal(answer: &Answer) -> Result<Standing<Duration>> {
+    Standing::read(answer, || answer.left(0))
 }
 
-pub(crate) async fn renew(trip: &mut Trip<'_>, call: &Call, renewal: &Renewal) -> Result<Standing<Duration>> {
-    let [lock, gone, none] = &renewal.keys;
-    let [own, ttl] = &renewal.args;
+pub(crate) async fn renew(
+    trip: &mut Trip<'_>,
+    call: &Call,
+    keys: &Keys,
+    owner: &Owner,
+    fence: Fence,
+    ttl: Duration,
+) -> Result<Standing<Duration>> {
     if trip.is_cluster {
-        let answer = trip.run(call, &RENEW, &[lock.as_str(); 3], &[own, ttl], true).await?.acknowledged()?;
-        if let found @ Standing::Ours(_) = Renewal::read(&answer)? {
+        let request = renewal(keys.clone(), owner, fence, ttl, true);
+        let answer = trip.ask(call, &RENEW, &request, true).await?.acknowledged()?;
+        if let found @ Standing::Ours(_) = read_renewal(&answer)? {
             return Ok(found);
         }
         // The mark of a break was not looked at.
     }
-    let done = trip.run(call, &RENEW, &[lock, gone, none], &[own, ttl], true).await?;
-    let answer = done.acknowledged()?;
-    Renewal::read(&answer)
+    let request = renewal(keys.clone(), owner, fence, ttl, false);
+    let answer = trip.ask(call, &RENEW, &request, true).await?.acknowledged()?;
+    read_renewal(&answer)
+}
+
+/// Puts a release together, of what begins with `own`. `not_after`: no request of this owner takes anything until then.
+pub(crate) fn giving_back(keys: &Keys, owner: &Owner, own: String, not_after: Option<u64>) -> Request {
+    let names = vec![keys.lock.clone(), keys.gone(&hex(owner)), keys.none()];
+    (names, vec![own.into_bytes(), decimal(not_after.unwrap_or(0)), keys.channel.clone().into_bytes()])
 }
 
 /// Ends a holding; says whether it was on record. `not_after` is for an acquisition that had an unanswered request.
@@ -554,18 +551,27 @@ pub(crate) async fn release(
     fence: Fence,
     not_after: Option<u64>,
 ) -> Result<bool> {
-    let gone = keys.gone(&hex(owner));
-    let own = own(owner, fence);
-    let doubtless = not_after.is_none();
-    let not_after = decimal(not_after.unwrap_or(0));
-    let args: [&[u8]; 3] = [own.as_bytes(), &not_after, keys.channel.as_bytes()];
-    let none = keys.none();
-    let keys: [&str; 3] = match trip.is_cluster && doubtless {
-        true => [&keys.lock; 3],
-        false => [&keys.lock, &gone, &none],
-    };
-    let done = trip.run(call, &RELEASE, &keys, &args, false).await?;
+    let mut request = giving_back(keys, owner, own(owner, fence), not_after);
+    if trip.is_cluster && not_after.is_none() {
+        request.0 = vec![keys.lock.clone(); 3];
+    }
+    let done = trip.ask(call, &RELEASE, &request, false).await?;
     Ok(done.answer.int(0)? == 1)
+}
+
+/// Puts the end of an acquisition together.
+pub(crate) fn cancelling(
+    keys: &Keys,
+    owner: &Owner,
+    adopt: bool,
+    not_after: Option<u64>,
+    ttl: Duration,
+) -> Request {
+    let hex = hex(owner);
+    let names = vec![keys.lock.clone(), keys.gone(&hex), keys.none()];
+    let adopt = if adopt { b"1" } else { b"0" }.to_vec();
+    let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
+    (names, vec![hex.into_bytes(), adopt, not_after, ttl, keys.channel.clone().into_bytes()])
 }
 
 /// Ends an acquisition for good, or adopts what it was granted.
@@ -578,12 +584,8 @@ pub(crate) async fn cancel(
     not_after: Option<u64>,
     ttl: Duration,
 ) -> Result<Option<(Fence, Duration)>> {
-    let hex = hex(owner);
-    let gone = keys.gone(&hex);
-    let (not_after, ttl) = (decimal(not_after.unwrap_or(0)), decimal(millis(ttl)));
-    let args: [&[u8]; 5] =
-        [hex.as_bytes(), if adopt { b"1" } else { b"0" }, &not_after, &ttl, keys.channel.as_bytes()];
-    let done = trip.run(call, &CANCEL, &[&keys.lock, &gone, &keys.none()], &args, adopt).await?;
+    let request = cancelling(keys, owner, adopt, not_after, ttl);
+    let done = trip.ask(call, &CANCEL, &request, adopt).await?;
     match &*done.answer.word {
         // What is adopted counts as little as a grant that replicas do not have.
         b"ok" => {
@@ -595,6 +597,14 @@ pub(crate) async fn cancel(
     }
 }
 
+/// Puts a raise by a holder together.
+pub(crate) fn raising(keys: &Keys, owner: &Owner, fence: Fence, floor: Fence, margin: Duration) -> Request {
+    let names = vec![keys.lock.clone(), keys.fence.clone(), keys.gone(&hex(owner)), keys.none()];
+    let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
+    let [fence_text, floor, margin] = numbers;
+    (names, vec![own(owner, fence).into_bytes(), fence_text, floor, margin])
+}
+
 pub(crate) async fn raise(
     trip: &mut Trip<'_>,
     call: &Call,
@@ -604,13 +614,24 @@ pub(crate) async fn raise(
     floor: Fence,
     margin: Duration,
 ) -> Result<Standing<()>> {
-    let gone = keys.gone(&hex(owner));
-    let own = own(owner, fence);
-    let numbers = [fence.get().unsigned_abs(), floor.get().unsigned_abs(), millis(margin)].map(decimal);
-    let args: [&[u8]; 4] = [own.as_bytes(), &numbers[0], &numbers[1], &numbers[2]];
-    let keys: [&str; 4] = [&keys.lock, &keys.fence, &gone, &keys.none()];
-    let answer = trip.run(call, &RAISE, &keys, &args, true).await?.acknowledged()?;
+    let request = raising(keys, owner, fence, floor, margin);
+    let answer = trip.ask(call, &RAISE, &request, true).await?.acknowledged()?;
     Standing::read(&answer, || Ok(()))
+}
+
+/// Puts a raise by nobody together.
+pub(crate) fn raising_fence(keys: &Keys, floor: Fence, margin: Duration) -> Request {
+    let names = vec![keys.fence.clone(), keys.none()];
+    (names, vec![decimal(floor.get().unsigned_abs()), decimal(millis(margin))])
+}
+
+pub(crate) fn read_raised(answer: &Answer) -> Result<Fence> {
+    match &*answer.word {
+        b"ok" => answer.fence(0),
+        b"alien" => Err(alien()),
+        b"full" => Err(full()),
+        _ => Err(unreadable()),
+    }
 }
 
 pub(crate) async fn raise_fence(
@@ -620,16 +641,9 @@ pub(crate) async fn raise_fence(
     floor: Fence,
     margin: Duration,
 ) -> Result<Fence> {
-    let numbers = [floor.get().unsigned_abs(), millis(margin)].map(decimal);
-    let args: [&[u8]; 2] = [&numbers[0], &numbers[1]];
-    let done = trip.run(call, &RAISE_FENCE, &[&keys.fence, &keys.none()], &args, true).await?;
-    let answer = done.acknowledged()?;
-    match &*answer.word {
-        b"ok" => answer.fence(0),
-        b"alien" => Err(alien()),
-        b"full" => Err(full()),
-        _ => Err(unreadable()),
-    }
+    let request = raising_fence(keys, floor, margin);
+    let answer = trip.ask(call, &RAISE_FENCE, &request, true).await?.acknowledged()?;
+    read_raised(&answer)
 }
 
 /// Takes the lock from the holder that was seen, or raises the fence of a free one. `None`: it is not as it was seen.

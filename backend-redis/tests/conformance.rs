@@ -37,7 +37,7 @@ struct Store {
 
 impl Store {
     fn new(url: String) -> Self {
-        let (scheme, rest) = url.split_once("://").expect("an address with a scheme");
+        let (_, rest) = url.split_once("://").expect("an address with a scheme");
         let place = rest.split(['/', '?']).next().unwrap_or_default();
         let (login, hosts) = place
             .rsplit_once('@')
@@ -48,7 +48,7 @@ impl Store {
             found.next().unwrap_or_else(|| panic!("{host} has no address"))
         };
         let servers: Vec<SocketAddr> = hosts.split(',').map(resolve).collect();
-        let majority = if scheme == "redlock" { servers.len() / 2 + 1 } else { 1 };
+        let majority = if is_redlock(&url) { servers.len() / 2 + 1 } else { 1 };
         let (login, hosts) = (login.to_owned(), hosts.to_owned());
         Self { url, hosts, servers, login, majority, namespace: OnceLock::new() }
     }
@@ -57,7 +57,7 @@ impl Store {
     async fn profile(&self) -> &'static str {
         let valkey = self.version().await.is_some_and(|version| version.starts_with("Valkey"));
         let set_up = match self.url.split("://").next() {
-            Some("redlock" | "redlocks") => "redlock",
+            _ if is_redlock(&self.url) => "redlock",
             Some(scheme) if scheme.contains("cluster") => "cluster",
             _ if self.url.contains("wait-replicas=") => "replicated",
             _ => "single",
@@ -220,12 +220,17 @@ fn owner(value: &str) -> Option<Owner> {
 }
 
 async fn connect(url: String) -> Arc<dyn LockBackend> {
-    if url.starts_with("redlock:") {
+    if is_redlock(&url) {
         let config = RedlockConfig::from_url(&url).expect("an address");
         return Arc::new(RedlockBackend::connect(config).await.expect("the servers answer"));
     }
     let config = RedisConfig::from_url(&url).expect("an address");
     Arc::new(RedisBackend::connect(config).await.expect("the server answers"))
+}
+
+/// Says whether several servers decide together.
+fn is_redlock(url: &str) -> bool {
+    matches!(url.split_once("://"), Some(("redlock" | "redlocks", _)))
 }
 
 fn list(ports: &[u16]) -> String {

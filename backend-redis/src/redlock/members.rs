@@ -13,7 +13,7 @@ use crate::{
     error::{self, Phase},
     greeting::{self, Learnt},
     operations::Operations,
-    road::Node,
+    road::{Node, Request, lend},
     wire::{Answer, Script},
 };
 
@@ -118,6 +118,17 @@ impl Member {
     ) -> Result<(Moment, Answer)> {
         let link = self.link(call).await?;
         self.run_on(&link, call, script, keys, args).await
+    }
+
+    /// Runs a script with what was put together for it.
+    pub(crate) async fn ask(
+        &self,
+        call: &Call,
+        script: &Script,
+        request: &Request,
+    ) -> Result<(Moment, Answer)> {
+        let (keys, args) = lend(request);
+        self.run(call, script, &keys, &args).await
     }
 
     pub(crate) async fn run_on(

@@ -10,7 +10,8 @@ use redis::Value;
 
 use crate::{
     pieces::{be_master, keep_fence, read_fence, read_lock, time},
-    wire::{self, Answer, Script, unhex},
+    road::Request,
+    wire::{self, Answer, Keys, Script, decimal, hex, millis, unhex},
 };
 
 // The first round: takes the lock without a fence, and tells the highest so far and whether it is the asking owner's.
@@ -161,6 +162,13 @@ impl Taken {
             _ => Err(wire::unreadable()),
         }
     }
+}
+
+/// Puts the second round together.
+pub(crate) fn settling(keys: &Keys, owner: &Owner, fence: i64, ttl: Duration, margin: Duration) -> Request {
+    let names = vec![keys.lock.clone(), keys.fence.clone(), keys.none()];
+    let [fence, ttl, margin] = [fence.unsigned_abs(), millis(ttl), millis(margin)].map(decimal);
+    (names, vec![hex(owner).into_bytes(), fence, ttl, margin])
 }
 
 /// What the second round did on one server.

@@ -123,11 +123,8 @@ async fn what_a_member_has_asked_for_is_granted_nothing_when_its_membership_is_o
         while !operator.members(&call()).await.unwrap().is_empty() {}
         line.hold(Direction::ToServer, false);
     };
-    let asked = async {
-        // Not before the line is held.
-        tokio::task::yield_now().await;
-        backend.acquire(&call_w, &request).await
-    };
+    // Not before the line is held.
+    let asked = async { backend.acquire(&call_w, &request).await };
     let ((), refused) = in_time(async { tokio::join!(stopped, asked) }).await;
     let refused = refused.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");

@@ -243,6 +243,19 @@ async fn a_disk_is_waited_for_only_where_the_server_can() {
 }
 
 #[tokio::test]
+async fn a_user_who_may_not_ask_for_commands_is_told_so() {
+    let Some(fleet) = Fleet::start(0, &["--appendonly", "yes"]).await else { return };
+    let rules = ["ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all", "-command"];
+    let _: String = fleet.master.raw(&rules).await.unwrap();
+    let config = config(&fleet.master).with(|c| {
+        c.wait_fsync = true;
+        (c.user, c.password) = (Some("locks".into()), Some("pw".into()));
+    });
+    let refused = RedisBackend::connect(config).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthorized, "{refused}");
+}
+
+#[tokio::test]
 async fn a_flush_of_the_scripts_is_no_reason_to_take_a_grant_back() {
     let Some((fleet, backend)) = fleet(1, WaitReplicas::AtLeast(1)).await else { return };
     let _: () = fleet.master.raw(&["SCRIPT", "FLUSH"]).await.unwrap();
