@@ -582,8 +582,8 @@ impl EtcdBackend {
         Ok(renewed.collect())
     }
 
-    /// Renews many by swaps, some at a time.
-    pub(crate) async fn one_by_one(
+    /// Renews many, each by exchanges of its own, some at a time.
+    pub(crate) async fn renew_each(
         &self,
         call: &Call,
         leases: &[Lease],
