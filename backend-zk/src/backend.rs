@@ -232,8 +232,7 @@ impl LockBackend for ZkBackend {
 
     async fn ended(&self, call: &Call, lease: &Lease) -> LostReason {
         let inner = &self.inner;
-        let queue = inner.space(call).queue(&lease.name);
-        let key = key(&queue, &lease.owner);
+        let (queue, key) = self.standing_of(call, lease);
         let again = Duration::from_millis(500);
         loop {
             let place =
@@ -605,8 +604,7 @@ impl ZkBackend {
         let mut stood = false;
         'enqueue: loop {
             let (place, mut node, mut look) = match self.enter(call, request, space, queue, key).await {
-                Ok(Some(entered)) => entered,
-                Ok(None) => continue,
+                Ok(entered) => entered,
                 Err(error) => {
                     stood |= error.kind() == ErrorKind::Unknown;
                     if !self.goes_on(call, request, key, stood, &error).await {
@@ -721,7 +719,7 @@ impl ZkBackend {
         call.now() < end
     }
 
-    /// Stands in the queue: with the place that an earlier request made, or with a new one. `None`: try again.
+    /// Stands in the queue: with the place that an earlier request made, or with a new one.
     async fn enter(
         &self,
         call: &Call,
@@ -729,7 +727,7 @@ impl ZkBackend {
         space: &Space,
         queue: &str,
         key: &str,
-    ) -> Result<Option<(Place, Node, Look)>> {
+    ) -> Result<(Place, Node, Look)> {
         let inner = &self.inner;
         let base = space.base();
         match inner.places.claim(key, call.now()) {
@@ -752,7 +750,7 @@ impl ZkBackend {
                     let node = node.clone();
                     let look =
                         wire::look(&place.session, bound_of(call), &base, queue, Some(&node.name)).await?;
-                    return Ok(Some((place, node, look)));
+                    return Ok((place, node, look));
                 }
                 // No request of this acquire has left anything: begin again, on a session that is good.
                 inner.places.remove(key);
@@ -775,7 +773,7 @@ impl ZkBackend {
                     if !inner.stands(key, &node) {
                         return Err(Error::new(ErrorKind::Unknown, "the place was given up meanwhile"));
                     }
-                    return Ok(Some((place, node, look)));
+                    return Ok((place, node, look));
                 }
                 // Between two steps somebody removed the queue, as the server does with one that is empty.
                 None => {
