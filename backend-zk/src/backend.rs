@@ -451,7 +451,7 @@ impl LockBackend for ZkBackend {
         let began = call.now();
         let session = inner.session(call, ttl).await?;
         let base = inner.meet(call, &session, &space).await?;
-        let (note, stem) = (note(&request, base), stem(request.owner()));
+        let (note, stem) = (note(&request, base)?, stem(request.owner()));
         let mut stay = Stay { inner, key: &key, call, ttl, armed: true };
         inner.places.insert(&key, Place::asked(&session, &queue, *request.owner()));
         let mut turn = 0;
@@ -759,7 +759,7 @@ impl ZkBackend {
         }
         let session = inner.session(call, request.ttl()).await?;
         let known = inner.meet(call, &session, space).await?;
-        let note = note(request, known);
+        let note = note(request, known)?;
         let mut place = Place::asked(&session, queue, *request.owner());
         let stem = stem(request.owner());
         for turn in 0.. {
