@@ -8,7 +8,6 @@ use lockcore::backend::*;
 use crate::{
     config::ZkConfig,
     keys::{Space, stem, unescape},
-    phases,
     places::{Claim, Held, Node, Place, Stage, key},
     preflight,
     session::Session,
@@ -414,7 +413,7 @@ impl LockBackend for ZkBackend {
         let session = self.inner.any_session(call).await?;
         session.write_beat(bound_of(call)).await?;
         let read = wire::read(&session, bound_of(call), &self.inner.space(call).phases()).await?;
-        read.map(|(data, _)| phases::read(&data)).transpose()
+        read.map(|(data, _)| PhaseRecord::from_text(&data)).transpose()
     }
 
     async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
@@ -425,7 +424,7 @@ impl LockBackend for ZkBackend {
         loop {
             session.write_beat(bound).await?;
             let found = wire::read(&session, bound, &path).await?;
-            let now = found.as_ref().map(|(data, _)| phases::read(data)).transpose()?;
+            let now = found.as_ref().map(|(data, _)| PhaseRecord::from_text(data)).transpose()?;
             if now.as_ref() != expect {
                 return Ok(false);
             }
@@ -435,7 +434,7 @@ impl LockBackend for ZkBackend {
             }
             let version = found.map(|(_, stat)| stat.version);
             // Where somebody was faster, the next turn finds out what stands there.
-            if wire::write(&session, bound, &path, &phases::write(new), version).await? {
+            if wire::write(&session, bound, &path, new.to_text().as_bytes(), version).await? {
                 return Ok(true);
             }
         }
@@ -478,7 +477,7 @@ impl LockBackend for ZkBackend {
         };
         // Read behind the node: who closes the phase afterwards finds it there.
         let record = wire::read(&session, bound, &space.phases()).await?;
-        let record = record.map(|(data, _)| phases::read(&data)).transpose()?;
+        let record = record.map(|(data, _)| PhaseRecord::from_text(&data)).transpose()?;
         if !inner.stands(&key, &node) {
             return Err(Error::new(ErrorKind::Unknown, "the membership was given up meanwhile"));
         }
