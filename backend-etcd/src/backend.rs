@@ -97,7 +97,7 @@ impl LockBackend for EtcdBackend {
 
     async fn renew_many(&self, call: &Call, leases: &[Lease], ttl: Duration) -> Vec<Result<Lease>> {
         if self.swaps() {
-            return self.one_by_one(call, leases, ttl).await;
+            return self.renew_each(call, leases, ttl).await;
         }
         let space = Space::new(call.namespace());
         let mut answers: Vec<Option<Result<Lease>>> = leases.iter().map(|_| None).collect();
@@ -139,7 +139,7 @@ impl LockBackend for EtcdBackend {
             }
         }
         let rest: Vec<Lease> = apart.iter().map(|at| leases[*at].clone()).collect();
-        for (at, answer) in apart.into_iter().zip(self.one_by_one(call, &rest, ttl).await) {
+        for (at, answer) in apart.into_iter().zip(self.renew_each(call, &rest, ttl).await) {
             answers[at] = Some(answer);
         }
         let missing = || Err(Error::new(ErrorKind::Unknown, "the renewal was not answered"));

@@ -90,6 +90,10 @@ impl EtcdConfig {
         if self.endpoints.is_empty() {
             return bad("an etcd cluster needs at least one endpoint");
         }
+        if self.endpoints.iter().any(|endpoint| endpoint.contains('@')) {
+            // Not shown: what stands before it is likely to be a password.
+            return bad("an endpoint has no user or password in it; set `user` and `password` instead");
+        }
         let is = |scheme: &str| self.endpoints.iter().filter(|e| e.starts_with(scheme)).count();
         if is("http://") + is("https://") != self.endpoints.len() {
             return bad("an endpoint of an etcd cluster begins with http:// or https://");
@@ -139,7 +143,7 @@ impl TlsFiles {
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdConfig")
-            .field("endpoints", &self.endpoints)
+            .field("endpoints", &self.endpoints.iter().map(|endpoint| shown(endpoint)).collect::<Vec<_>>())
             .field("user", &self.user)
             .field("password", &self.password.as_ref().map(|_| "***"))
             .field("connect_timeout", &self.connect_timeout)
@@ -147,6 +151,14 @@ impl fmt::Debug for EtcdConfig {
             .field("renewal", &self.renewal)
             .field("tls", &self.tls)
             .finish()
+    }
+}
+
+/// Hides what may be a secret that stands in the wrong place.
+fn shown(endpoint: &str) -> String {
+    match endpoint.rsplit_once('@') {
+        Some((_, rest)) => format!("***@{rest}"),
+        None => endpoint.to_owned(),
     }
 }
 
@@ -169,5 +181,16 @@ mod tests {
             assert_eq!(bad.check().unwrap_err().kind(), ErrorKind::Misconfigured, "{bad:?}");
         }
         assert_eq!(EtcdConfig::new(["https://a:1"]).check().is_ok(), cfg!(feature = "tls"));
+    }
+
+    #[test]
+    fn a_password_in_an_endpoint_is_refused_and_not_shown() {
+        let config = EtcdConfig::new(["http://a:1", "http://locks:s3cret@b:2"]);
+        let refused = config.check().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Misconfigured);
+        assert!(refused.to_string().contains("set `user` and `password`"), "{refused}");
+        for shown in [format!("{refused:?}"), format!("{config:?}")] {
+            assert!(!shown.contains("s3cret"), "{shown}");
+        }
     }
 }

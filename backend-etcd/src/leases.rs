@@ -36,12 +36,16 @@ pub(crate) const SWAPS: usize = 32;
 #[derive(Default)]
 pub(crate) struct Leases {
     by_key: HashMap<String, Entry>,
+    /// Entries made so far.
+    made: u64,
     sweep_at: usize,
     /// By TTL in seconds, the most recently used last.
     at_hand: HashMap<i64, Vec<AtHand>>,
 }
 
 struct Entry {
+    /// Tells it from an earlier one of the same key, whose requests are not this one's.
+    number: u64,
     place: Place,
     /// Requests that named the lease and had no definite answer. While there is one, it may still arrive.
     open: u32,
@@ -86,11 +90,13 @@ struct AtHand {
 pub(crate) struct Naming<'a> {
     backend: &'a EtcdBackend,
     key: &'a str,
+    entry: u64,
 }
 
 impl Naming<'_> {
     pub(crate) fn answered(self) {
-        if let Some(entry) = self.backend.leases().by_key.get_mut(self.key) {
+        let mut leases = self.backend.leases();
+        if let Some(entry) = leases.by_key.get_mut(self.key).filter(|entry| entry.number == self.entry) {
             entry.open = entry.open.saturating_sub(1);
         }
     }
@@ -129,7 +135,9 @@ impl EtcdBackend {
         match leases.by_key.get_mut(key) {
             Some(entry) => entry.place = place,
             None => {
-                leases.by_key.insert(key.to_owned(), Entry { place, open: 0 });
+                leases.made += 1;
+                let number = leases.made;
+                leases.by_key.insert(key.to_owned(), Entry { number, place, open: 0 });
             }
         }
         if leases.by_key.len() >= leases.sweep_at {
@@ -156,7 +164,7 @@ impl EtcdBackend {
     pub(crate) fn naming<'a>(&'a self, key: &'a str) -> Option<Naming<'a>> {
         self.leases().by_key.get_mut(key).map(|entry| {
             entry.open += 1;
-            Naming { backend: self, key }
+            Naming { backend: self, key, entry: entry.number }
         })
     }
 
@@ -582,8 +590,8 @@ impl EtcdBackend {
         Ok(renewed.collect())
     }
 
-    /// Renews many by swaps, some at a time.
-    pub(crate) async fn one_by_one(
+    /// Renews many, each by exchanges of its own, some at a time.
+    pub(crate) async fn renew_each(
         &self,
         call: &Call,
         leases: &[Lease],
@@ -702,4 +710,30 @@ pub(crate) fn random_lease() -> Result<i64> {
     getrandom::fill(&mut bytes)
         .map_err(|_| Error::new(ErrorKind::Unavailable, "the system gave no random numbers"))?;
     Ok((i64::from_le_bytes(bytes) & i64::MAX).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::EtcdConfig;
+
+    #[test]
+    fn an_answer_to_a_request_of_an_earlier_entry_counts_for_nothing() {
+        let backend = EtcdBackend::lazy(EtcdConfig::new(["http://127.0.0.1:1"])).unwrap();
+        let call = Call::for_tests(Arc::new(BootClock), Duration::from_secs(10));
+        let place = |lease| Place::new(lease, Duration::from_secs(5), call.now(), true);
+        backend.keep("k", place(1));
+        let earlier = backend.naming("k").unwrap();
+        // Its lease ended, and the same owner stands on another.
+        backend.drop_place("k");
+        backend.keep("k", place(2));
+        let naming = backend.naming("k").unwrap();
+        earlier.answered();
+        assert!(backend.may_stand("k"), "the request that is under way is forgotten");
+        assert!(!backend.put_at_hand("k"), "its lease went to another lock");
+        naming.answered();
+        assert!(backend.put_at_hand("k"));
+    }
 }

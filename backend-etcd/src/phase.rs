@@ -18,10 +18,7 @@ impl EtcdBackend {
         let space = Space::new(call.namespace());
         let (_, answers) = self.snapshot(call, &space, [TxnOp::get(space.phase(), None)]).await?;
         let Some(record) = range(&answers, 1).into_iter().next() else { return Ok(None) };
-        let read = std::str::from_utf8(record.value()).ok().and_then(read).ok_or_else(|| {
-            Error::new(ErrorKind::Misconfigured, "the record of the phases holds something that is not ours")
-        })?;
-        Ok(Some((read, record.mod_revision())))
+        Ok(Some((PhaseRecord::from_text(record.value())?, record.mod_revision())))
     }
 
     /// Replaces the record. Its floor goes into the namespace's base before, so that it holds for who knows of no migration,
@@ -43,10 +40,10 @@ impl EtcdBackend {
         }
         let same = match expect {
             None => Compare::create_revision(key.clone(), CompareOp::Equal, 0),
-            // One record has one form, so its text may be compared.
-            Some(record) => Compare::value(key.clone(), CompareOp::Equal, write(record)),
+            // Equal records have equal texts.
+            Some(record) => Compare::value(key.clone(), CompareOp::Equal, record.to_text()),
         };
-        let txn = Txn::new().when([same]).and_then([TxnOp::put(key, write(new), None)]);
+        let txn = Txn::new().when([same]).and_then([TxnOp::put(key, new.to_text(), None)]);
         Ok(self.txn(call, txn).await?.0)
     }
 
@@ -133,57 +130,5 @@ impl EtcdBackend {
         if self.place(key).is_some() && !self.put_at_hand(key) {
             let _ = self.leave_queue(call, key).await;
         }
-    }
-}
-
-/// Writes a record, a line each: epoch, floor, migration, open phases.
-fn write(record: &PhaseRecord) -> String {
-    let floor = record.floor.map_or_else(|| "-".into(), |floor| floor.to_string());
-    let mut text = format!("{}\n{floor}\n{}", record.epoch, escape(&record.migration));
-    for phase in &record.open {
-        text.push('\n');
-        text.push_str(&escape(phase));
-    }
-    text
-}
-
-fn read(text: &str) -> Option<PhaseRecord> {
-    let mut lines = text.split('\n');
-    let epoch = lines.next()?.parse().ok()?;
-    let floor = match lines.next()? {
-        "-" => None,
-        floor => Some(floor.parse().ok()?),
-    };
-    let mut record = PhaseRecord::new(unescape(lines.next()?), epoch);
-    record.floor = floor;
-    record.open = lines.map(unescape).collect();
-    Some(record)
-}
-
-fn escape(text: &str) -> String {
-    text.replace('%', "%25").replace('\n', "%0A")
-}
-
-fn unescape(text: &str) -> String {
-    text.replace("%0A", "\n").replace("%25", "%")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_reads_back_whatever_its_names_are() {
-        for (migration, open) in
-            [("", vec![]), ("redis to etcd\n%0A%", vec!["from".to_owned(), "a\nb".into(), String::new()])]
-        {
-            let mut record = PhaseRecord::new(migration, 7);
-            record.open = open;
-            for floor in [None, Some(Fence::new(91).unwrap())] {
-                record.floor = floor;
-                assert_eq!(read(&write(&record)), Some(record.clone()));
-            }
-        }
-        assert_eq!(read("not ours"), None);
     }
 }

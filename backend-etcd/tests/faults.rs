@@ -169,12 +169,18 @@ async fn six_clients_hand_a_lock_off_three_hundred_times_with_growing_fences() {
             backend
         }));
     }
+    let mut backends = Vec::new();
     for client in clients {
-        let backend = client.await.unwrap();
-        backend.close().await;
-        assert!(format!("{backend:?}").contains("places: 0"), "{backend:?}");
+        backends.push(client.await.unwrap());
     }
     assert_eq!(server.places().await, [""; 0]);
+    // Each takes one place at a time, so it has one lease at hand at most.
+    let at_hand = server.leases().await;
+    assert!(at_hand <= backends.len(), "{at_hand} leases are left, of {} clients", backends.len());
+    for backend in backends {
+        assert!(format!("{backend:?}").contains("places: 0"), "{backend:?}");
+        backend.close().await;
+    }
     assert_eq!(server.leases().await, 0);
 }
 

@@ -3,71 +3,22 @@
 
 mod common;
 
-use std::{
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use common::{Member, *};
 use lockcore::backend::*;
+use lockcore_conformance::authority::Authority;
 use lockcore_etcd::{EtcdBackend, EtcdConfig};
 
-/// Makes an authority, and a certificate by it for each name.
-struct Authority(tempfile::TempDir);
-
-impl Authority {
-    fn new(names: &[&str]) -> Self {
-        let this = Self(tempfile::tempdir().unwrap());
-        this.openssl(
-            &["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=tests"],
-            &["-keyout", "ca.key", "-out", "ca.pem"],
-        );
-        for name in names {
-            let (key, csr, pem) = (format!("{name}.key"), format!("{name}.csr"), format!("{name}.pem"));
-            let subject = format!("/CN={name}");
-            this.openssl(
-                &["req", "-newkey", "rsa:2048", "-nodes", "-subj", &subject],
-                &["-keyout", &key, "-out", &csr],
-            );
-            let usage = "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n";
-            std::fs::write(this.file("extensions"), usage).unwrap();
-            this.openssl(
-                &["x509", "-req", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"],
-                &["-in", &csr, "-out", &pem, "-extfile", "extensions"],
-            );
-        }
-        this
+/// Starts a server that speaks TLS and wants certificates of this authority.
+fn secure_server(authority: &Authority, dir: &Path) -> Option<Member> {
+    if is_skipped() {
+        return None;
     }
-
-    fn openssl(&self, command: &[&str], files: &[&str]) {
-        let done = Command::new("openssl")
-            .args(command)
-            .args(files)
-            .current_dir(self.0.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .unwrap_or_else(|error| panic!("openssl: {error}; run: sudo apt-get install openssl"));
-        assert!(done.success(), "{command:?}");
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// Starts a server that speaks TLS and wants certificates of this authority.
-    fn server(&self) -> Option<Member> {
-        if is_skipped() {
-            return None;
-        }
-        let path = |name: &str| self.file(name).into_os_string().into_string().unwrap();
-        let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
-        let flags =
-            ["--cert-file", &cert, "--key-file", &key, "--trusted-ca-file", &ca, "--client-cert-auth"];
-        Some(Member::spawn_secure(self.0.path(), &flags))
-    }
+    let path = |name: &str| authority.file(name).into_os_string().into_string().unwrap();
+    let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
+    let flags = ["--cert-file", &cert, "--key-file", &key, "--trusted-ca-file", &ca, "--client-cert-auth"];
+    Some(Member::spawn_secure(dir, &flags))
 }
 
 fn backend(url: &str, ca: &Path, client: Option<(&Path, &Path)>) -> Arc<EtcdBackend> {
@@ -81,8 +32,9 @@ fn backend(url: &str, ca: &Path, client: Option<(&Path, &Path)>) -> Arc<EtcdBack
 
 #[tokio::test]
 async fn both_sides_show_certificates_and_a_wrong_one_is_told() {
-    let authority = Authority::new(&["server", "client"]);
-    let Some(server) = authority.server() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new(dir.path(), &["server", "client"]);
+    let Some(server) = secure_server(&authority, dir.path()) else { return };
     let (ca, cert, key) =
         (authority.file("ca.pem"), authority.file("client.pem"), authority.file("client.key"));
     let ours = backend(&server.url, &ca, Some((&cert, &key)));
@@ -97,7 +49,8 @@ async fn both_sides_show_certificates_and_a_wrong_one_is_told() {
     assert!(matches!(refused.kind(), ErrorKind::Unknown | ErrorKind::Unavailable), "{refused:?}");
 
     // A server of another authority is not trusted, which no waiting cures.
-    let strangers = Authority::new(&[]);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let strangers = Authority::new(elsewhere.path(), &[]);
     let wary = backend(&server.url, &strangers.file("ca.pem"), Some((&cert, &key)));
     let refused = wary.acquire(&call_of(Duration::from_secs(2)), &request("k")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Misconfigured, "{refused:?}");

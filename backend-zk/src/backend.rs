@@ -8,7 +8,6 @@ use lockcore::backend::*;
 use crate::{
     config::ZkConfig,
     keys::{Space, stem, unescape},
-    phases,
     places::{Claim, Held, Node, Place, Stage, key},
     preflight,
     session::Session,
@@ -232,8 +231,7 @@ impl LockBackend for ZkBackend {
 
     async fn ended(&self, call: &Call, lease: &Lease) -> LostReason {
         let inner = &self.inner;
-        let queue = inner.space(call).queue(&lease.name);
-        let key = key(&queue, &lease.owner);
+        let (queue, key) = self.standing_of(call, lease);
         let again = Duration::from_millis(500);
         loop {
             let place =
@@ -415,7 +413,7 @@ impl LockBackend for ZkBackend {
         let session = self.inner.any_session(call).await?;
         session.write_beat(bound_of(call)).await?;
         let read = wire::read(&session, bound_of(call), &self.inner.space(call).phases()).await?;
-        read.map(|(data, _)| phases::read(&data)).transpose()
+        read.map(|(data, _)| PhaseRecord::from_text(&data)).transpose()
     }
 
     async fn phase_cas(&self, call: &Call, expect: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<bool> {
@@ -426,7 +424,7 @@ impl LockBackend for ZkBackend {
         loop {
             session.write_beat(bound).await?;
             let found = wire::read(&session, bound, &path).await?;
-            let now = found.as_ref().map(|(data, _)| phases::read(data)).transpose()?;
+            let now = found.as_ref().map(|(data, _)| PhaseRecord::from_text(data)).transpose()?;
             if now.as_ref() != expect {
                 return Ok(false);
             }
@@ -436,7 +434,7 @@ impl LockBackend for ZkBackend {
             }
             let version = found.map(|(_, stat)| stat.version);
             // Where somebody was faster, the next turn finds out what stands there.
-            if wire::write(&session, bound, &path, &phases::write(new), version).await? {
+            if wire::write(&session, bound, &path, new.to_text().as_bytes(), version).await? {
                 return Ok(true);
             }
         }
@@ -452,7 +450,7 @@ impl LockBackend for ZkBackend {
         let began = call.now();
         let session = inner.session(call, ttl).await?;
         let base = inner.meet(call, &session, &space).await?;
-        let (note, stem) = (note(&request, base), stem(request.owner()));
+        let (note, stem) = (note(&request, base)?, stem(request.owner()));
         let mut stay = Stay { inner, key: &key, call, ttl, armed: true };
         inner.places.insert(&key, Place::asked(&session, &queue, *request.owner()));
         let mut turn = 0;
@@ -479,7 +477,7 @@ impl LockBackend for ZkBackend {
         };
         // Read behind the node: who closes the phase afterwards finds it there.
         let record = wire::read(&session, bound, &space.phases()).await?;
-        let record = record.map(|(data, _)| phases::read(&data)).transpose()?;
+        let record = record.map(|(data, _)| PhaseRecord::from_text(&data)).transpose()?;
         if !inner.stands(&key, &node) {
             return Err(Error::new(ErrorKind::Unknown, "the membership was given up meanwhile"));
         }
@@ -605,8 +603,7 @@ impl ZkBackend {
         let mut stood = false;
         'enqueue: loop {
             let (place, mut node, mut look) = match self.enter(call, request, space, queue, key).await {
-                Ok(Some(entered)) => entered,
-                Ok(None) => continue,
+                Ok(entered) => entered,
                 Err(error) => {
                     stood |= error.kind() == ErrorKind::Unknown;
                     if !self.goes_on(call, request, key, stood, &error).await {
@@ -721,7 +718,7 @@ impl ZkBackend {
         call.now() < end
     }
 
-    /// Stands in the queue: with the place that an earlier request made, or with a new one. `None`: try again.
+    /// Stands in the queue: with the place that an earlier request made, or with a new one.
     async fn enter(
         &self,
         call: &Call,
@@ -729,7 +726,7 @@ impl ZkBackend {
         space: &Space,
         queue: &str,
         key: &str,
-    ) -> Result<Option<(Place, Node, Look)>> {
+    ) -> Result<(Place, Node, Look)> {
         let inner = &self.inner;
         let base = space.base();
         match inner.places.claim(key, call.now()) {
@@ -752,7 +749,7 @@ impl ZkBackend {
                     let node = node.clone();
                     let look =
                         wire::look(&place.session, bound_of(call), &base, queue, Some(&node.name)).await?;
-                    return Ok(Some((place, node, look)));
+                    return Ok((place, node, look));
                 }
                 // No request of this acquire has left anything: begin again, on a session that is good.
                 inner.places.remove(key);
@@ -761,7 +758,7 @@ impl ZkBackend {
         }
         let session = inner.session(call, request.ttl()).await?;
         let known = inner.meet(call, &session, space).await?;
-        let note = note(request, known);
+        let note = note(request, known)?;
         let mut place = Place::asked(&session, queue, *request.owner());
         let stem = stem(request.owner());
         for turn in 0.. {
@@ -775,7 +772,7 @@ impl ZkBackend {
                     if !inner.stands(key, &node) {
                         return Err(Error::new(ErrorKind::Unknown, "the place was given up meanwhile"));
                     }
-                    return Ok(Some((place, node, look)));
+                    return Ok((place, node, look));
                 }
                 // Between two steps somebody removed the queue, as the server does with one that is empty.
                 None => {

@@ -17,7 +17,6 @@ mod config;
 mod connector;
 mod error;
 mod keys;
-mod phases;
 mod places;
 mod preflight;
 mod session;

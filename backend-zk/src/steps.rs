@@ -27,6 +27,8 @@ use crate::{
 const FLOOR_LIMIT: i64 = 1 << 62;
 /// What an exchange may take where the call has less left; lockcore drops a call that overstays.
 const LEAST_PATIENCE: Duration = Duration::from_millis(500);
+/// The longest label, in bytes.
+const LABEL_LIMIT: usize = 1024;
 /// The TTL whose session looks and lists use where there is none yet.
 const LOOKING: Duration = Duration::from_secs(6);
 
@@ -596,9 +598,16 @@ fn unreachable_now() -> Error {
 }
 
 /// Returns the note of a place that is asked for under a base.
-pub(crate) fn note(request: &AcquireRequest, base: i64) -> Note {
+///
+/// A request above the server's `jute.maxbuffer` would end the connection of everybody on the session, without a word.
+pub(crate) fn note(request: &AcquireRequest, base: i64) -> Result<Note> {
+    let label = request.label().unwrap_or_default();
+    if label.len() > LABEL_LIMIT {
+        let message = format!("a label has {LABEL_LIMIT} bytes at most, not {}", label.len());
+        return Err(Error::new(ErrorKind::Invalid, message));
+    }
     let ttl_ms = u64::try_from(request.ttl().as_millis()).unwrap_or(u64::MAX);
-    Note { base, ttl_ms, label: request.label().unwrap_or_default().to_owned() }
+    Ok(Note { base, ttl_ms, label: label.to_owned() })
 }
 
 /// Returns the base of a record that must be there.

@@ -66,14 +66,14 @@ async fn a_session_that_somebody_closed_is_a_loss_and_the_next_acquire_opens_ano
 #[tokio::test]
 async fn a_waiter_outlives_its_session_also_where_no_other_can_be_had_for_a_while() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let (backend, other) = (backend_at(&wire.address).await, server.backend().await);
+    let line = line_to(&server.address);
+    let (backend, other) = (backend_at(&line.address().to_string()).await, server.backend().await);
     let held = other.acquire(&call(), &request_of("w", Duration::from_secs(60))).await.unwrap();
     let waiting = request_of("w", Duration::from_millis(600)).waiting_until(Moment::MAX);
     let waiter = waits(&backend, waiting.clone(), 1).await;
     let session = backend.place(&waiting).unwrap().session;
-    wire.refuse(true);
-    wire.cut();
+    line.refuse(true);
+    line.reset();
     eventually("the session is over, and with it the place", async || {
         session.is_over() && backend.place(&waiting).is_none()
     })
@@ -84,7 +84,7 @@ async fn a_waiter_outlives_its_session_also_where_no_other_can_be_had_for_a_whil
         assert_eq!(none.kind(), ErrorKind::Unavailable, "{none:?}");
     }
     assert!(!waiter.is_finished(), "it gave up");
-    wire.refuse(false);
+    line.refuse(false);
     eventually("it stands in the queue again", async || {
         backend.place(&waiting).is_some_and(|place| matches!(place.stage, Stage::Stands(_)))
     })
@@ -98,8 +98,8 @@ async fn a_waiter_outlives_its_session_also_where_no_other_can_be_had_for_a_whil
 #[tokio::test]
 async fn sessions_are_renewed_side_by_side_and_each_lease_is_told_its_own_cause() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let backend = backend_at(&wire.address).await;
+    let line = line_to(&server.address);
+    let backend = backend_at(&line.address().to_string()).await;
     let (short, long) = (Duration::from_secs(40), Duration::from_secs(80));
     let mut leases = Vec::new();
     for (name, ttl) in [("a", short), ("b", short), ("c", long)] {
@@ -123,7 +123,7 @@ async fn sessions_are_renewed_side_by_side_and_each_lease_is_told_its_own_cause(
 
     // No answer comes, and both heartbeats have left. Nobody but a renewal writes one in this time.
     let before = versions().await;
-    wire.hold_replies(true);
+    line.hold(Direction::ToClient, true);
     let renews = tokio::spawn({
         let (backend, leases) = (backend.clone(), leases.clone());
         async move { backend.renew_many(&call_of(Duration::from_secs(20)), &leases, short).await }
@@ -134,7 +134,7 @@ async fn sessions_are_renewed_side_by_side_and_each_lease_is_told_its_own_cause(
     })
     .await;
     assert!(began.until(BootClock.now()) < sessions[0].pace(), "one waited for the other");
-    wire.hold_replies(false);
+    line.hold(Direction::ToClient, false);
     assert!(renews.await.unwrap().iter().all(Result::is_ok));
 
     // One node is closed to us, one is gone, and the others are renewed.
@@ -153,8 +153,8 @@ async fn sessions_are_renewed_side_by_side_and_each_lease_is_told_its_own_cause(
     assert_eq!(told, [None, Some(ErrorKind::Unauthorized), Some(ErrorKind::Lost), None, None]);
 
     // Where nothing can be sent, all are told so, and not that something may have been done.
-    wire.refuse(true);
-    wire.cut();
+    line.refuse(true);
+    line.reset();
     eventually("no session is connected", async || sessions.iter().all(|session| !session.is_connected()))
         .await;
     drop(leases.remove(2));

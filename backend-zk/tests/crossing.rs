@@ -51,6 +51,10 @@ async fn members_are_listed_with_their_labels_until_they_leave_or_their_sessions
     assert!(backend.phase_cas(&call(), None, &record).await.unwrap());
     let one = backend.join(&call().labelled("web-3:4711"), "from", LONG).await.unwrap();
     let two = other.join(&call(), "both", LONG).await.unwrap();
+    let ended = tokio::spawn({
+        let (other, two) = (other.clone(), two.clone());
+        async move { other.ended(&call(), &two).await }
+    });
     let elsewhere = call().in_namespace("other").unwrap();
     assert_eq!(backend.members(&elsewhere).await.unwrap(), []);
     // Any process sees all.
@@ -62,11 +66,19 @@ async fn members_are_listed_with_their_labels_until_they_leave_or_their_sessions
     let one = backend.renew(&call(), &one, LONG).await.unwrap();
     assert_eq!(backend.members(&call()).await.unwrap().len(), 2);
     assert_eq!(backend.leave(&call(), &one).await.unwrap(), Released::Now);
+    assert!(!ended.is_finished(), "it was told of a loss that did not happen");
+    let (admin, members) = (server.admin().await, "/lockcore/@/members/phase%2Fboth");
+    let node = admin.list_children(members).await.unwrap().remove(0);
+    admin.delete(&format!("{members}/{node}"), None).await.unwrap();
+    assert_eq!(ended.await.unwrap(), LostReason::Taken);
+    assert_eq!(other.renew(&call(), &two, LONG).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(backend.members(&call()).await.unwrap(), []);
     // As a process that ends.
+    let three = other.join(&call(), "both", LONG).await.unwrap();
     other.close().await;
     eventually("its session took it along", async || backend.members(&call()).await.unwrap().is_empty())
         .await;
-    assert_eq!(backend.leave(&call(), &two).await.unwrap(), Released::AlreadyOver);
+    assert_eq!(backend.leave(&call(), &three).await.unwrap(), Released::AlreadyOver);
 }
 
 #[tokio::test]

@@ -147,16 +147,16 @@ async fn no_node_ends_before_its_leases_deadline_when_a_follower_dies_after_a_re
     for round in 0..5_usize {
         let leader = ensemble.leader();
         let follower = (leader + 1 + round % 2) % 3;
-        let wire = Wire::to(ensemble.address(follower)).await;
-        let holder = ZkBackend::lazy(ZkConfig::new([&wire.address])).unwrap();
+        let line = line_to(ensemble.address(follower));
+        let holder = ZkBackend::lazy(ZkConfig::new([&line.address().to_string()])).unwrap();
         let asked = request_of(&format!("touch/{round}"), ttl);
         let Ok(held) = holder.acquire(&call(), &asked).await else { continue };
         // A silence that the client library still bears, and then one write that is answered.
         let Ok(held) = holder.renew(&call(), &held, ttl).await else { continue };
         let began = BootClock.now();
-        wire.hold_requests(true);
+        line.hold(Direction::ToServer, true);
         BootClock.sleep_until(began.saturating_add(timeout.mul_f64(0.37))).await;
-        wire.hold_requests(false);
+        line.hold(Direction::ToServer, false);
         let renewed = holder.renew(&call(), &held, ttl).await;
         ensemble.kill(follower);
         judged += u32::from(renewed.is_ok());

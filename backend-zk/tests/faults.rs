@@ -37,22 +37,22 @@ async fn settle(backend: &ZkBackend, asked: &AcquireRequest) -> Resolution {
 #[tokio::test]
 async fn a_create_whose_reply_was_lost_is_found_and_adopted_once() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let backend = backend_at(&wire.address).await;
+    let line = line_to(&server.address);
+    let backend = backend_at(&line.address().to_string()).await;
     // The session is there, and so is the queue.
     let warm = backend.acquire(&call(), &request_of("lost", TTL)).await.unwrap();
     backend.release(&call(), &warm).await.unwrap();
     for again in [true, false] {
         let asked = request_of("lost", TTL);
-        wire.hold_replies(true);
+        line.hold(Direction::ToClient, true);
         let unknown = backend.acquire(&call_of(Duration::from_millis(300)), &asked).await.unwrap_err();
         assert_eq!(unknown.kind(), ErrorKind::Unknown, "{unknown:?}");
         eventually("the node stands", async || {
             server.places().await.iter().any(|path| path.contains(&hex(&asked)))
         })
         .await;
-        wire.cut();
-        wire.hold_replies(false);
+        line.reset();
+        line.hold(Direction::ToClient, false);
         let mut lease = None;
         if again {
             eventually("it is adopted", async || {
@@ -74,8 +74,8 @@ async fn a_create_whose_reply_was_lost_is_found_and_adopted_once() {
 #[tokio::test]
 async fn an_acquire_cut_at_any_moment_ends_as_one_node_or_none_and_blocks_nobody() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let (backend, other) = (backend_at(&wire.address).await, server.backend().await);
+    let line = line_to(&server.address);
+    let (backend, other) = (backend_at(&line.address().to_string()).await, server.backend().await);
     let (mut adopted, mut gone) = (0, 0);
     for round in 0..60_u64 {
         let asked = request("cut");
@@ -84,14 +84,14 @@ async fn an_acquire_cut_at_any_moment_ends_as_one_node_or_none_and_blocks_nobody
             tokio::spawn(async move { mine.acquire(&call_of(Duration::from_millis(400)), &same).await });
         // Before, during and after the create; some with the reply on its way, some with the request.
         match round % 3 {
-            0 => wire.hold_replies(true),
-            1 => wire.hold_requests(true),
+            0 => line.hold(Direction::ToClient, true),
+            1 => line.hold(Direction::ToServer, true),
             _ => {}
         }
         tokio::time::sleep(Duration::from_micros(150 * (round % 20))).await;
-        wire.cut();
-        wire.hold_replies(false);
-        wire.hold_requests(false);
+        line.reset();
+        line.hold(Direction::ToClient, false);
+        line.hold(Direction::ToServer, false);
         let lease = match acquire.await.unwrap() {
             Ok(lease) => Some(lease),
             Err(_) => match settle(&backend, &asked).await {
@@ -121,18 +121,18 @@ async fn an_acquire_cut_at_any_moment_ends_as_one_node_or_none_and_blocks_nobody
 #[tokio::test]
 async fn a_request_that_was_given_up_on_its_way_leaves_nothing_even_when_it_lands_later() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let backend = backend_at(&wire.address).await;
+    let line = line_to(&server.address);
+    let backend = backend_at(&line.address().to_string()).await;
     let long = Duration::from_secs(10);
     let _warm = backend.acquire(&call(), &request_of("warm", long)).await.unwrap();
     for _ in 0..5 {
         let asked = request_of("late", long);
-        wire.hold_requests(true);
+        line.hold(Direction::ToServer, true);
         let late = backend.acquire(&call_of(Duration::from_millis(100)), &asked).await;
         assert_eq!(late.unwrap_err().kind(), ErrorKind::Unknown);
         // Nothing can be settled yet, and nobody claims that it was.
         assert!(backend.abandon(&call_of(Duration::from_millis(100)), &asked).await.is_err());
-        wire.hold_requests(false);
+        line.hold(Direction::ToServer, false);
         eventually("it is cleared away", async || {
             backend.abandon(&call_of(Duration::from_secs(1)), &asked).await.is_ok()
         })
@@ -144,17 +144,17 @@ async fn a_request_that_was_given_up_on_its_way_leaves_nothing_even_when_it_land
 #[tokio::test]
 async fn what_nobody_abandons_is_swept_by_its_session() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let backend = backend_at(&wire.address).await;
+    let line = line_to(&server.address);
+    let backend = backend_at(&line.address().to_string()).await;
     let ttl = Duration::from_millis(1500);
     let warm = backend.acquire(&call(), &request_of("forgotten", ttl)).await.unwrap();
     backend.release(&call(), &warm).await.unwrap();
     let asked = request_of("forgotten", ttl);
-    wire.hold_replies(true);
+    line.hold(Direction::ToClient, true);
     // Its future is dropped after the request has left.
     let call = call();
     let _ = tokio::time::timeout(Duration::from_millis(150), backend.acquire(&call, &asked)).await;
-    wire.hold_replies(false);
+    line.hold(Direction::ToClient, false);
     eventually("the node stood", async || {
         server.places().await.iter().any(|path| path.contains(&hex(&asked)))
     })
@@ -168,8 +168,8 @@ async fn what_nobody_abandons_is_swept_by_its_session() {
 #[tokio::test]
 async fn a_session_that_the_server_ended_takes_its_leases_and_the_next_acquire_gets_another() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let backend = backend_at(&wire.address).await;
+    let line = line_to(&server.address);
+    let backend = backend_at(&line.address().to_string()).await;
     let ttl = Duration::from_millis(600);
     let asked = request_of("ends", ttl);
     let held = backend.acquire(&call(), &asked).await.unwrap();
@@ -182,11 +182,11 @@ async fn a_session_that_the_server_ended_takes_its_leases_and_the_next_acquire_g
         let (backend, held) = (backend.clone(), held.clone());
         async move { backend.ended(&call(), &held).await }
     });
-    wire.refuse(true);
-    wire.cut();
+    line.refuse(true);
+    line.reset();
     eventually("the server ended the session", async || server.places().await.len() == 1).await;
     assert!(BootClock.now() >= held.deadline, "the server ended the session before the lease's deadline");
-    wire.refuse(false);
+    line.refuse(false);
     assert_eq!(ended.await.unwrap(), LostReason::SessionEnded);
     let lost = backend.renew(&call(), &held, ttl).await.unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Lost);
@@ -210,17 +210,17 @@ async fn a_session_that_the_server_ended_takes_its_leases_and_the_next_acquire_g
 #[tokio::test]
 async fn a_silent_line_is_unknown_in_bounds_and_the_lease_goes_on_afterwards() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let backend = backend_at(&wire.address).await;
+    let line = line_to(&server.address);
+    let backend = backend_at(&line.address().to_string()).await;
     let long = Duration::from_secs(10);
     let held = backend.acquire(&call(), &request_of("silent", long)).await.unwrap();
-    wire.hold_requests(true);
+    line.hold(Direction::ToServer, true);
     let began = Instant::now();
     let unknown = backend.renew(&call_of(Duration::from_millis(700)), &held, long).await.unwrap_err();
     assert_eq!(unknown.kind(), ErrorKind::Unknown, "{unknown:?}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    wire.cut();
-    wire.hold_requests(false);
+    line.reset();
+    line.hold(Direction::ToServer, false);
     let mut renewed = None;
     eventually("the session is back", async || {
         renewed = backend.renew(&call_of(Duration::from_secs(1)), &held, long).await.ok();
@@ -234,26 +234,26 @@ async fn a_silent_line_is_unknown_in_bounds_and_the_lease_goes_on_afterwards() {
 #[tokio::test]
 async fn a_waiter_keeps_its_place_over_a_cut_line_and_gets_its_turn() {
     let Some(server) = Server::start() else { return };
-    let wire = Wire::to(&server.address).await;
-    let (backend, other) = (backend_at(&wire.address).await, server.backend().await);
+    let line = line_to(&server.address);
+    let (backend, other) = (backend_at(&line.address().to_string()).await, server.backend().await);
     let long = Duration::from_secs(20);
     let held = other.acquire(&call(), &request_of("turn", long)).await.unwrap();
     let waiting = request_of("turn", long).waiting_until(Moment::MAX);
     let waiter = waits(&backend, waiting.clone(), 1).await;
     let (before, _) = server.place_of(&hex(&waiting)).await;
     for _ in 0..3 {
-        wire.cut();
+        line.reset();
         let connections = server.number("zk_num_alive_connections");
         eventually("it is connected again", async || {
             server.number("zk_num_alive_connections") >= connections
         })
         .await;
     }
-    wire.refuse(true);
-    wire.cut();
+    line.refuse(true);
+    line.reset();
     // It is told of nothing while it is away.
     assert_eq!(other.release(&call(), &held).await.unwrap(), Released::Now);
-    wire.refuse(false);
+    line.refuse(false);
     let next = waiter.await.unwrap().unwrap();
     assert!(next.fence > held.fence);
     assert_eq!(server.place_of(&hex(&waiting)).await.0, before, "it stands where it stood");
@@ -490,7 +490,7 @@ async fn an_ensemble_that_lost_its_past_never_brings_a_fence_back() {
 #[tokio::test]
 async fn cycles_leave_the_numbers_of_nodes_watches_and_sessions_as_they_were() {
     let Some(server) = Server::start() else { return };
-    let cycles = std::env::var("LOCK_ZK_CYCLES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000);
+    let cycles = std::env::var("LOCK_TEST_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(1000);
     let (backend, other) = (server.backend().await, server.backend().await);
     let one = async |n: usize| {
         let long = Duration::from_secs(20);

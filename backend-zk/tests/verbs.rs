@@ -34,6 +34,25 @@ async fn a_lock_is_taken_renewed_and_released_beside_a_longer_name() {
 }
 
 #[tokio::test]
+async fn a_label_that_no_server_would_take_is_refused_and_costs_nobody_the_session() {
+    let Some(server) = Server::start() else { return };
+    let backend = server.backend().await;
+    let held = backend.acquire(&call(), &request("held").labelled("ü".repeat(512))).await.unwrap();
+    let (_, before) = server.place_of(&hex_of(&held)).await;
+    for length in [1025, 4 << 20] {
+        let asked = request("a").labelled("x".repeat(length));
+        let refused = backend.acquire(&call(), &asked).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused:?}");
+        assert!(refused.to_string().contains("1024"), "{refused}");
+    }
+    let state = backend.inspect(&call(), &held.name).await.unwrap();
+    assert_eq!(state.holder.unwrap().label, Some("ü".repeat(512)));
+    let held = backend.renew(&call(), &held, TTL).await.unwrap();
+    assert_eq!(server.place_of(&hex_of(&held)).await.1.ephemeral_owner, before.ephemeral_owner);
+    assert_eq!(backend.release(&call(), &held).await.unwrap(), Released::Now);
+}
+
+#[tokio::test]
 async fn waiters_are_served_in_order_with_growing_fences() {
     let Some(server) = Server::start() else { return };
     let backend = server.backend().await;

@@ -223,6 +223,57 @@ impl PhaseRecord {
     pub fn new(migration: impl Into<String>, epoch: u64) -> Self {
         Self { migration: migration.into(), epoch, open: Vec::new(), floor: None }
     }
+
+    /// Writes it as one text, for stores that keep texts: a line each for epoch, floor, migration and every open phase. Equal
+    /// records have equal texts.
+    pub fn to_text(&self) -> String {
+        let floor = self.floor.map_or_else(|| "-".into(), |floor| floor.to_string());
+        let mut text = format!("{}\n{floor}\n{}", self.epoch, escape(&self.migration));
+        for phase in &self.open {
+            text.push('\n');
+            text.push_str(&escape(phase));
+        }
+        text
+    }
+
+    /// Reads what [`to_text`](Self::to_text) wrote.
+    ///
+    /// # Errors
+    /// `Misconfigured`: it is something else.
+    pub fn from_text(text: &[u8]) -> Result<Self> {
+        let read = || {
+            let mut lines = std::str::from_utf8(text).ok()?.split('\n');
+            let epoch = lines.next()?.parse().ok()?;
+            let floor = match lines.next()? {
+                "-" => None,
+                floor => Some(floor.parse().ok()?),
+            };
+            let migration = unescape(lines.next()?)?;
+            let open = lines.map(unescape).collect::<Option<_>>()?;
+            Some(Self { migration, epoch, open, floor })
+        };
+        read().ok_or_else(|| {
+            Error::new(ErrorKind::Misconfigured, "the record of the phases holds something that is not ours")
+        })
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('%', "%25").replace('\n', "%0A")
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut whole = parts.next()?.to_owned();
+    for part in parts {
+        let (c, rest) = match part.strip_prefix("0A") {
+            Some(rest) => ('\n', rest),
+            None => ('%', part.strip_prefix("25")?),
+        };
+        whole.push(c);
+        whole.push_str(rest);
+    }
+    Some(whole)
 }
 
 /// One process that takes part in a migration, as its store shows it.
@@ -321,3 +372,28 @@ forward!(Arc);
 forward!(Box);
 
 type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_reads_back_whatever_its_names_are() {
+        for (migration, open) in [
+            ("", vec![]),
+            ("redis to etcd\n%0A%", vec!["from".to_owned(), "a\nb".into(), String::new(), "%250A".into()]),
+        ] {
+            let mut record = PhaseRecord::new(migration, 7);
+            record.open = open;
+            for floor in [None, Some(Fence::MAX)] {
+                record.floor = floor;
+                assert_eq!(PhaseRecord::from_text(record.to_text().as_bytes()).unwrap(), record);
+            }
+        }
+        for foreign in ["", "not ours", "1\n-", "1\nx\n", "x\n-\n", "1\n-\n%", "1\n-\na\n%41"] {
+            let refused = PhaseRecord::from_text(foreign.as_bytes()).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Misconfigured, "{foreign:?}");
+        }
+        assert!(PhaseRecord::from_text(&[0xff]).is_err());
+    }
+}

@@ -360,6 +360,18 @@ pub(crate) async fn serves(backend: &EtcdBackend) {
     eventually("the server serves", async || backend.high_water(&call()).await.is_ok()).await;
 }
 
+/// Says whether a server of this version may end live leases when a stopped leader goes on.
+pub(crate) fn revokes_live_leases(version: &str) -> bool {
+    let number = |part: &str| part.parse::<u32>().unwrap_or_else(|_| panic!("a version: {version}"));
+    let plain = version.split(['-', '+']).next().unwrap();
+    match plain.split('.').map(number).collect::<Vec<_>>()[..] {
+        [3, 4, patch] => patch < 31,
+        [3, 5, patch] => patch < 13,
+        [major, minor, _] => (major, minor) < (3, 4),
+        _ => panic!("a version: {version}"),
+    }
+}
+
 /// Polls a probe, under a watchdog.
 pub(crate) async fn eventually(what: &str, mut probe: impl AsyncFnMut() -> bool) {
     let done = tokio::time::timeout(WATCHDOG, async {

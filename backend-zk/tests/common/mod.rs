@@ -1,6 +1,6 @@
 //! A real ZooKeeper for one test, and what tests ask of it beside the backend.
 
-#![allow(dead_code, reason = "no test file uses all of it")]
+#![allow(dead_code, unused_imports, reason = "no test file uses all of it")]
 
 use std::{
     io::{Read, Write},
@@ -12,16 +12,14 @@ use std::{
 };
 
 use lockcore::backend::*;
+pub(crate) use lockcore_conformance::faultline::Direction;
 use lockcore_conformance::{
+    faultline::Faultline,
     programs::{Program, Provider, Running, answers},
     wall_clock::WallClock,
 };
 use lockcore_zk::{ZkBackend, ZkConfig};
 use rustix::process::Signal;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    sync::watch,
-};
 use zookeeper_client::{Client, Stat};
 
 /// Where Debian's package puts the server; another class path may be named in `LOCK_ZOOKEEPER_CLASSPATH`.
@@ -287,94 +285,8 @@ pub(crate) async fn waits(
 }
 
 /// A line between a backend and a server that a test can hold up and break.
-pub(crate) struct Wire {
-    pub(crate) address: String,
-    state: Arc<watch::Sender<Line>>,
-    accepting: tokio::task::JoinHandle<()>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Line {
-    /// Requests wait on their way.
-    requests_held: bool,
-    /// Replies wait on their way.
-    replies_held: bool,
-    /// New connections are closed at once.
-    refusing: bool,
-    /// Connections of an earlier life are closed, with what waits in them.
-    life: u64,
-}
-
-impl Wire {
-    pub(crate) async fn to(server: &str) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let state = Arc::new(watch::Sender::new(Line::default()));
-        let (server, lines) = (server.to_owned(), state.clone());
-        let accepting = tokio::spawn(async move {
-            loop {
-                let Ok((near, _)) = listener.accept().await else { return };
-                if lines.borrow().refusing {
-                    continue;
-                }
-                let (server, lines) = (server.clone(), lines.subscribe());
-                tokio::spawn(async move {
-                    let Ok(far) = tokio::net::TcpStream::connect(&server).await else { return };
-                    for stream in [&near, &far] {
-                        let _ = stream.set_nodelay(true);
-                    }
-                    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-                    let life = lines.borrow().life;
-                    let mut over = lines.clone();
-                    tokio::select! {
-                        () = pump(near_in, far_out, lines.clone(), |line| line.requests_held) => {}
-                        () = pump(far_in, near_out, lines, |line| line.replies_held) => {}
-                        _ = over.wait_for(|line| line.life != life) => {}
-                    }
-                });
-            }
-        });
-        Self { address, state, accepting }
-    }
-
-    /// Breaks every connection, with what waits in it.
-    pub(crate) fn cut(&self) {
-        self.state.send_modify(|line| line.life += 1);
-    }
-
-    pub(crate) fn hold_requests(&self, on: bool) {
-        self.state.send_modify(|line| line.requests_held = on);
-    }
-
-    pub(crate) fn hold_replies(&self, on: bool) {
-        self.state.send_modify(|line| line.replies_held = on);
-    }
-
-    pub(crate) fn refuse(&self, on: bool) {
-        self.state.send_modify(|line| line.refusing = on);
-    }
-}
-
-impl Drop for Wire {
-    fn drop(&mut self) {
-        self.accepting.abort();
-        self.cut();
-    }
-}
-
-async fn pump(
-    mut from: tokio::net::tcp::OwnedReadHalf,
-    mut to: tokio::net::tcp::OwnedWriteHalf,
-    mut line: watch::Receiver<Line>,
-    held: fn(&Line) -> bool,
-) {
-    let mut bytes = vec![0; 64 * 1024];
-    loop {
-        let Ok(read @ 1..) = from.read(&mut bytes).await else { return };
-        if line.wait_for(|line| !held(line)).await.is_err() || to.write_all(&bytes[..read]).await.is_err() {
-            return;
-        }
-    }
+pub(crate) fn line_to(server: &str) -> Faultline {
+    Faultline::start(server.parse().expect("an address with numbers")).expect("a free port")
 }
 
 /// Servers that elect one of them, or one alone.

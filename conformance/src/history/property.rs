@@ -50,7 +50,7 @@ properties! {
     S10 "loss is told" "The application learns of a loss by the deadline, and of none that did not happen."
     S11 "guarded action" "A guard that is asked at or after its deadline does not say yes."
     S12 "honest failure" "A call that says it had no effect had none."
-    S13 "no phantom holder" "A try is refused only while somebody could hold the lock."
+    S13 "no phantom holder" "A try is refused only while somebody could hold the lock; where tries stand in a queue, another that is asking counts."
     S14 "first touch" "A read under a fence shuts older holders out before it returns data."
     S15 "isolation" "What happens to one name changes no other."
     S16 "accounting" "Every answer belongs to one call, and nothing happens after a client was closed."
