@@ -16,7 +16,7 @@ pub(crate) const ROUNDS: usize = 7;
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
-    pub(crate) ours: f64,
+    pub(crate) ours: Option<f64>,
     pub(crate) limit: Option<f64>,
     /// Another lock library at the same work on the same store.
     pub(crate) peer: Option<f64>,
@@ -24,6 +24,19 @@ pub(crate) struct Row {
     pub(crate) ratio_to_peer: Option<f64>,
     pub(crate) target: Option<String>,
     pub(crate) kept: Option<bool>,
+    /// Why it was not measured.
+    pub(crate) not_run: Option<String>,
+    /// Nobody asked to leave it out.
+    #[serde(skip)]
+    missing: bool,
+}
+
+/// Why the rows of a store are not measured.
+#[derive(Debug)]
+pub(crate) struct NotRun {
+    pub(crate) why: String,
+    /// The environment says so, in words.
+    pub(crate) asked_for: bool,
 }
 
 /// What a row has to keep.
@@ -33,8 +46,10 @@ pub(crate) enum Target {
     Below(f64),
     /// This many units, exactly.
     Exactly(f64),
-    /// At least this share of the limit's speed.
+    /// At least this share of the limit's speed; of the other lock's, where the row has no limit.
     Ratio(f64),
+    /// At most so many times as long as the limit.
+    Times(f64),
     /// Nothing: it is shown.
     Shown,
 }
@@ -45,6 +60,7 @@ impl Target {
             Self::Below(bound) => Some(format!("under {bound} {unit}")),
             Self::Exactly(value) => Some(format!("exactly {value}")),
             Self::Ratio(ratio) => Some(format!("at least {ratio:.2}")),
+            Self::Times(times) => Some(format!("at most {times:.2} x the limit")),
             Self::Shown => None,
         }
     }
@@ -54,6 +70,7 @@ impl Target {
             Self::Below(bound) => Some(ours < bound),
             Self::Exactly(value) => Some(ours == value),
             Self::Ratio(least) => Some(ratio.is_some_and(|ratio| ratio >= least)),
+            Self::Times(most) => Some(ratio.is_some_and(|ratio| ratio * most >= 1.0)),
             Self::Shown => None,
         }
     }
@@ -68,13 +85,21 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(filter: String) -> Self {
-        println!("{:<34} {:>12} {:>12} {:>8}  {:<18} target", "row", "ours", "limit", "ratio", "unit");
+        println!(
+            "{:<38} {:>12} {:>12} {:>12} {:>8}  {:<18} target",
+            "row", "ours", "limit", "peer", "ratio", "unit"
+        );
         Self { filter, rows: Vec::new() }
     }
 
     /// Says whether a row is wanted.
     pub(crate) fn wants(&self, name: &str) -> bool {
         name.contains(&self.filter)
+    }
+
+    /// Says whether one of these rows is wanted.
+    pub(crate) fn wants_any(&self, names: &[&str]) -> bool {
+        names.iter().any(|name| self.wants(name))
     }
 
     /// Adds a row where less is better.
@@ -86,24 +111,72 @@ impl Bench {
         limit: Option<f64>,
         target: Target,
     ) {
+        self.add(name, unit, ours, (limit, None), target);
+    }
+
+    /// Adds a row where less is better, beside another lock.
+    pub(crate) fn beside(
+        &mut self,
+        name: &'static str,
+        unit: &'static str,
+        ours: f64,
+        peer: f64,
+        target: Target,
+    ) {
+        self.add(name, unit, ours, (None, Some(peer)), target);
+    }
+
+    fn add(
+        &mut self,
+        name: &'static str,
+        unit: &'static str,
+        ours: f64,
+        (limit, peer): (Option<f64>, Option<f64>),
+        target: Target,
+    ) {
         if !self.wants(name) {
             return;
         }
         // Speed is the inverse of time: half the limit's speed is 0.5.
-        let ratio = limit.filter(|_| ours > 0.0).map(|limit| limit / ours);
+        let ratio = |to: Option<f64>| to.filter(|_| ours > 0.0).map(|to| to / ours);
         let row = Row {
             name,
             unit,
-            ours,
+            ours: Some(ours),
             limit,
-            peer: None,
-            ratio_to_limit: ratio,
-            ratio_to_peer: None,
+            peer,
+            ratio_to_limit: ratio(limit),
+            ratio_to_peer: ratio(peer),
             target: target.text(unit),
-            kept: target.kept(ours, ratio),
+            kept: target.kept(ours, ratio(limit.or(peer))),
+            not_run: None,
+            missing: false,
         };
         print(&row);
         self.rows.push(row);
+    }
+
+    /// Adds rows that could not be measured, with the reason.
+    pub(crate) fn not_run(&mut self, names: &[&'static str], reason: &NotRun) {
+        for &name in names {
+            if !self.wants(name) {
+                continue;
+            }
+            println!("{name:<38} not run: {}", reason.why);
+            self.rows.push(Row {
+                name,
+                unit: "",
+                ours: None,
+                limit: None,
+                peer: None,
+                ratio_to_limit: None,
+                ratio_to_peer: None,
+                target: None,
+                kept: None,
+                not_run: Some(reason.why.clone()),
+                missing: !reason.asked_for,
+            });
+        }
     }
 
     pub(crate) fn into_rows(self) -> Vec<Row> {
@@ -123,11 +196,12 @@ fn print(row: &Row) {
         None => "",
     };
     println!(
-        "{:<34} {:>12} {:>12} {:>8}  {:<18} {} {verdict}",
+        "{:<38} {:>12} {:>12} {:>12} {:>8}  {:<18} {} {verdict}",
         row.name,
-        number(Some(row.ours)),
+        number(row.ours),
         number(row.limit),
-        number(row.ratio_to_limit),
+        number(row.peer),
+        number(row.ratio_to_limit.or(row.ratio_to_peer)),
         row.unit,
         row.target.as_deref().unwrap_or("-"),
     );
@@ -139,22 +213,24 @@ pub(crate) fn alternate(
     mut ours: impl FnMut() -> f64,
     mut limit: impl FnMut() -> f64,
 ) -> (f64, f64) {
-    let (mut our_rounds, mut limit_rounds) = (Vec::new(), Vec::new());
+    let [ours, limit] = in_turns(rounds, [&mut ours, &mut limit]);
+    (ours, limit)
+}
+
+/// Runs several in turns and returns their medians. The first round of each warms up and is not counted.
+pub(crate) fn in_turns<const N: usize>(rounds: usize, those: [&mut dyn FnMut() -> f64; N]) -> [f64; N] {
+    let mut measured: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
     for round in 0..=rounds {
-        // Whoever comes second finds warmer caches, or a busier disk; so the order changes, too.
-        let (our, their) = if round % 2 == 0 {
-            let our = ours();
-            (our, limit())
-        } else {
-            let their = limit();
-            (ours(), their)
-        };
-        if round > 0 {
-            our_rounds.push(our);
-            limit_rounds.push(their);
+        for turn in 0..N {
+            // Whoever comes later finds warmer caches, or a busier disk; so the order changes, too.
+            let at = if round % 2 == 0 { turn } else { N - 1 - turn };
+            let value = those[at]();
+            if round > 0 {
+                measured[at].push(value);
+            }
         }
     }
-    (median(our_rounds), median(limit_rounds))
+    measured.map(median)
 }
 
 /// Runs something several times and returns the median.
@@ -236,7 +312,7 @@ impl Machine {
 impl Report {
     pub(crate) fn new(rows: Vec<Row>) -> Self {
         Self {
-            schema: "lockcore-bench/1",
+            schema: "lockcore-bench/2",
             version: env!("CARGO_PKG_VERSION"),
             machine: Machine::look(),
             rows,
@@ -245,6 +321,15 @@ impl Report {
 
     pub(crate) fn missed(&self) -> usize {
         self.rows.iter().filter(|row| row.kept == Some(false)).count()
+    }
+
+    pub(crate) fn not_run(&self) -> usize {
+        self.rows.iter().filter(|row| row.not_run.is_some()).count()
+    }
+
+    /// Counts the rows that were not measured although nobody asked to leave them out.
+    pub(crate) fn missing(&self) -> usize {
+        self.rows.iter().filter(|row| row.missing).count()
     }
 
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
@@ -285,6 +370,45 @@ mod tests {
         };
         alternate(ROUNDS, || note('o'), || note('l'));
         assert_eq!(*order.borrow(), "ollo".repeat(ROUNDS.div_ceil(2)));
+    }
+
+    #[test]
+    fn several_take_turns_and_each_has_its_own_median() {
+        let order = std::cell::RefCell::new(String::new());
+        let note = |c: char| {
+            order.borrow_mut().push(c);
+            f64::from(u32::from(c))
+        };
+        let medians = in_turns(3, [&mut || note('a'), &mut || note('b'), &mut || note('c')]);
+        assert_eq!(*order.borrow(), "abccba".repeat(2));
+        assert_eq!(medians, [97.0, 98.0, 99.0]);
+    }
+
+    #[test]
+    fn a_bound_on_time_is_a_multiple_of_the_limit_and_a_peer_stands_in_for_it() {
+        let mut bench = Bench::new(String::new());
+        bench.row("a", "us", 15.0, Some(10.0), Target::Times(1.5));
+        bench.row("b", "us", 15.1, Some(10.0), Target::Times(1.5));
+        bench.beside("c", "us", 10.0, 12.0, Target::Ratio(1.2));
+        bench.beside("d", "us", 10.0, 11.9, Target::Ratio(1.2));
+        let rows = bench.into_rows();
+        assert_eq!(
+            rows.iter().map(|row| row.kept).collect::<Vec<_>>(),
+            [Some(true), Some(false), Some(true), Some(false)]
+        );
+        assert_eq!((rows[2].ratio_to_limit, rows[2].ratio_to_peer), (None, Some(1.2)));
+    }
+
+    #[test]
+    fn rows_that_are_not_run_say_why_and_count_unless_they_were_left_out() {
+        let mut bench = Bench::new("x/".into());
+        let why = |why: &str, asked_for| NotRun { why: why.into(), asked_for };
+        bench.not_run(&["x/a", "x/b", "y/a"], &why("no server", false));
+        bench.not_run(&["x/c"], &why("LOCK_TEST_SKIP names x", true));
+        let report = Report::new(bench.into_rows());
+        assert_eq!((report.rows.len(), report.not_run(), report.missing(), report.missed()), (3, 3, 2, 0));
+        assert_eq!(report.rows[0].not_run.as_deref(), Some("no server"));
+        assert_eq!(report.rows[0].ours, None);
     }
 
     #[test]

@@ -95,8 +95,8 @@ async fn c04_a_slow_reply_counts_from_the_request(bench: Bench) -> Outcome {
     let first = alice.try_acquire(&name).await?;
     alice.release(&first).await?;
     let sent = bench.now();
-    // Twice this is less than the TTL: some stores ask in two rounds.
-    bench.wire().delay_replies(bench.ttl().mul_f64(0.4));
+    // Three times this is less than the TTL: some stores ask in rounds.
+    bench.wire().delay_replies(bench.ttl().mul_f64(0.3));
     let lease = alice.try_acquire(&name).await?;
     bench.wire().delay_replies(Duration::ZERO);
     let promised = sent.until(lease.deadline);

@@ -134,7 +134,9 @@ async fn i04_a_lost_release_reply_is_settled(bench: Bench) -> Outcome {
         Ok(_) => assert_eq!(holder, None, "a release that was lost on its way was told as done"),
         lost => {
             assert_refused(lost, ErrorKind::Unknown, "a lost request is not unknown");
-            assert_eq!(alice.release(&lease).await?, Released::Now, "the lease was there to be released");
+            // Of a lock in two halves one may be gone, and then it is nobody's.
+            let over = if holder.is_some() { Released::Now } else { Released::AlreadyOver };
+            assert_eq!(alice.release(&lease).await?, over, "held by {holder:?} when asked again");
         }
     }
     assert_eq!(bench.holder(&name).await, None, "a settled release left a record");

@@ -48,19 +48,10 @@ impl Future for Alarm {
                 alarms.next_ticket
             }
         };
-        match alarms.due.entry((self.moment, ticket)) {
-            // Rang between the look at the clock and here, or still waits: the waker may have changed.
-            std::collections::btree_map::Entry::Occupied(mut waiting) => {
-                waiting.get_mut().clone_from(cx.waker());
-            }
-            std::collections::btree_map::Entry::Vacant(place) => {
-                place.insert(cx.waker().clone());
-            }
-        }
-        let is_next = alarms.due.first_key_value().is_some_and(|(key, _)| *key == (self.moment, ticket));
+        let too_late = alarms.set(self.moment, ticket, cx.waker());
         drop(alarms);
         self.ticket = Some(ticket);
-        if is_next {
+        if too_late {
             timer.look_again();
         }
         Poll::Pending
@@ -79,6 +70,40 @@ impl Drop for Alarm {
 struct Alarms {
     due: BTreeMap<(Moment, u64), Waker>,
     next_ticket: u64,
+    /// When the thread looks again by itself; `None`: not before it is told to.
+    looks: Option<Moment>,
+}
+
+impl Alarms {
+    /// Sets an alarm; says whether the thread would be too late for it.
+    ///
+    /// The thread stays set to an alarm that was dropped, and looks once for nothing. Most alarms bound an exchange and are
+    /// dropped long before they are due, each a little later than the last: waking the thread for every one of them costs
+    /// more than the exchange's own processor time.
+    fn set(&mut self, moment: Moment, ticket: u64, waker: &Waker) -> bool {
+        match self.due.entry((moment, ticket)) {
+            // Rang between the look at the clock and here, or still waits: the waker may have changed.
+            std::collections::btree_map::Entry::Occupied(mut waiting) => {
+                waiting.get_mut().clone_from(waker);
+            }
+            std::collections::btree_map::Entry::Vacant(place) => {
+                place.insert(waker.clone());
+            }
+        }
+        self.looks.is_none_or(|looks| moment < looks)
+    }
+
+    /// Takes out what is due, and returns when to look again. Who sets an alarm from now on goes by that.
+    fn look(&mut self, now: Moment, ready: &mut Vec<Waker>) -> Option<Moment> {
+        while let Some(first) = self.due.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            ready.push(first.remove());
+        }
+        self.looks = self.due.first_key_value().map(|((moment, _), _)| *moment);
+        self.looks
+    }
 }
 
 struct Timer {
@@ -113,17 +138,7 @@ impl Timer {
     fn run(&self) {
         let mut ready = Vec::new();
         loop {
-            let next = {
-                let mut alarms = self.alarms();
-                let now = super::BootClock::read();
-                while let Some(first) = alarms.due.first_entry() {
-                    if first.key().0 > now {
-                        break;
-                    }
-                    ready.push(first.remove());
-                }
-                alarms.due.first_key_value().map(|((moment, _), _)| *moment)
-            };
+            let next = self.alarms().look(super::BootClock::read(), &mut ready);
             for waker in ready.drain(..) {
                 waker.wake();
             }
@@ -136,6 +151,38 @@ impl Timer {
 #[cfg(test)]
 pub(super) fn pending_at(moment: Moment) -> usize {
     Timer::shared().alarms().due.keys().filter(|(m, _)| *m == moment).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::{Alarms, Moment};
+
+    #[test]
+    fn the_thread_is_woken_for_an_alarm_before_its_next_look_and_for_no_other() {
+        let at = Moment::from_nanos;
+        let (mut alarms, mut ready) = (Alarms::default(), Vec::new());
+        let mut look = |alarms: &mut Alarms, now| {
+            ready.clear();
+            let next = alarms.look(at(now), &mut ready);
+            (next, ready.len())
+        };
+        let set = |alarms: &mut Alarms, moment, ticket| alarms.set(at(moment), ticket, Waker::noop());
+        assert!(set(&mut alarms, 10, 1), "it sleeps without an end");
+        assert_eq!(look(&mut alarms, 0), (Some(at(10)), 0));
+        assert!(!set(&mut alarms, 10, 1), "it looks at that very moment");
+        assert!(!set(&mut alarms, 20, 2));
+        // The alarm that it is set to goes, and the next one is later: it looks in time.
+        alarms.due.remove(&(at(10), 1));
+        assert!(!set(&mut alarms, 15, 3));
+        assert!(set(&mut alarms, 9, 4));
+        assert_eq!(look(&mut alarms, 8), (Some(at(9)), 0));
+        alarms.due.remove(&(at(9), 4));
+        assert_eq!(look(&mut alarms, 9), (Some(at(15)), 0), "once for nothing");
+        assert_eq!(look(&mut alarms, 21), (None, 2));
+        assert!(set(&mut alarms, 30, 5), "nothing is due, so it sleeps without an end");
+    }
 }
 
 #[cfg(target_os = "linux")]
