@@ -40,7 +40,9 @@ impl Space {
     pub(crate) fn place(&self, name: &LockName, owner: &Owner) -> String {
         let mut key = self.queue(name);
         for byte in owner.expose() {
-            key.push_str(&format!("{byte:02x}"));
+            key.extend(
+                [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])),
+            );
         }
         key
     }

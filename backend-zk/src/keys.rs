@@ -98,9 +98,9 @@ pub(crate) fn unescape(node: &str) -> Option<LockName> {
 
 /// The first part of a place's name; the server appends the sequence.
 pub(crate) fn stem(owner: &Owner) -> String {
-    let mut stem: String = owner.expose().iter().map(|byte| format!("{byte:02x}")).collect();
-    stem.push('-');
-    stem
+    let digit = |digit: u8| char::from(b"0123456789abcdef"[usize::from(digit)]);
+    let digits = owner.expose().iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]);
+    digits.chain(['-']).collect()
 }
 
 /// Reads owner and sequence out of a place's name. The sequence is signed and wraps; below zero it has a sign.
