@@ -5,9 +5,13 @@
 
 use std::{
     fs::File,
+    net::TcpListener,
     path::Path,
     process::{Child, Command, Stdio},
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -253,6 +257,29 @@ fn process(command: &Command, log: Option<&Path>, install: &str) -> Child {
     child.spawn().unwrap_or_else(|error| panic!("{:?}: {error}; run: {install}", command.get_program()))
 }
 
+/// Returns a port of the loopback for a server of a test's own: nobody listens on it, this process is given it once, and no
+/// system gives it to an outgoing connection while the server is dead.
+///
+/// It is below 22,000, so that 10,000 more, where Redis Cluster has its bus, is such a port as well.
+///
+/// # Panics
+/// All of them are taken.
+pub fn free_port() -> u16 {
+    const FIRST: u32 = 12_000;
+    const COUNT: u32 = 10_000;
+    static NEXT: LazyLock<AtomicU32> =
+        // Processes that run side by side begin far from each other.
+        LazyLock::new(|| AtomicU32::new(std::process::id().wrapping_mul(2_654_435_761) % COUNT));
+    for _ in 0..COUNT {
+        let port = FIRST + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT;
+        let port = u16::try_from(port).expect("22,000 is a port");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no port between {FIRST} and {} is free", FIRST + COUNT);
+}
+
 /// Says whether a program of this machine starts; it is given one argument, such as `--version`.
 pub fn answers(program: &str, argument: &str) -> bool {
     let mut ask = Command::new(program);
@@ -321,6 +348,15 @@ mod tests {
             let refused = choose(Some(forced), None, false, false).unwrap_err();
             assert!(refused.contains(why), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_port_is_given_once_and_only_if_nobody_listens_there() {
+        let taken = TcpListener::bind(("127.0.0.1", free_port())).unwrap();
+        let ports: std::collections::BTreeSet<u16> = (0..100).map(|_| free_port()).collect();
+        assert_eq!(ports.len(), 100);
+        assert!(!ports.contains(&taken.local_addr().unwrap().port()));
+        assert!(ports.iter().all(|port| (12_000..22_000).contains(port)));
     }
 
     #[test]

@@ -2,10 +2,12 @@
 
 use std::{
     io::{Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{Shutdown, TcpStream},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
+
+use lockcore_conformance::programs::free_port;
 
 /// A server of this test's own: on a free port of the loopback, gone with the test.
 struct Redis {
@@ -116,10 +118,6 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Says whether the environment asks in words for no test of a store.

@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "no test file uses all of it")]
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
@@ -12,7 +11,7 @@ use std::{
 
 use etcd_client::{Client, GetOptions};
 use lockcore::backend::*;
-use lockcore_conformance::programs::{Program, Provider, Running, answers};
+use lockcore_conformance::programs::{Program, Provider, Running, answers, free_port};
 use lockcore_etcd::{EtcdBackend, EtcdConfig};
 use rustix::process::Signal;
 
@@ -330,7 +329,7 @@ pub(crate) fn is_skipped() -> bool {
 
 /// Returns an address on a port that nobody listens on.
 pub(crate) fn free() -> String {
-    format!("http://127.0.0.1:{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
+    format!("http://127.0.0.1:{}", free_port())
 }
 
 fn start(name: &str, url: &str, peer: &str, cluster: &str, data: &Path, more: &[String]) -> Running {

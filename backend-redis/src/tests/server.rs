@@ -2,14 +2,13 @@
 
 use std::{
     io::Write,
-    net::TcpListener,
     path::PathBuf,
     process::Command,
     time::{Duration, Instant},
 };
 
 use lockcore_conformance::{
-    programs::{Program, Provider, Running, answers},
+    programs::{Program, Provider, Running, answers, free_port},
     wall_clock::WallClock,
 };
 use redis::{FromRedisValue, aio::MultiplexedConnection};
@@ -354,10 +353,6 @@ pub(crate) fn clocks_are_offered() -> bool {
 /// The program of the server on this machine.
 fn program() -> String {
     std::env::var("LOCK_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
-}
-
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn spawn(port: u16, directory: &tempfile::TempDir, options: &[String], clock: Option<&WallClock>) -> Running {

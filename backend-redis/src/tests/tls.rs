@@ -81,7 +81,7 @@ impl Certificates {
 
     /// Starts a server that speaks TLS on a second port; `clients`: whether it wants certificates of them.
     async fn server(&self, clients: &str) -> Option<(Server, u16)> {
-        let port = super::server::free_port();
+        let port = lockcore_conformance::programs::free_port();
         let files = ["own.pem", "own.key", "ca.pem"].map(|name| self.file(name).display().to_string());
         let number = port.to_string();
         let options = [

@@ -4,7 +4,7 @@
 
 use std::{
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::Path,
     process::Command,
     sync::Arc,
@@ -12,7 +12,7 @@ use std::{
 };
 
 use lockcore::backend::*;
-pub(crate) use lockcore_conformance::faultline::Direction;
+pub(crate) use lockcore_conformance::{faultline::Direction, programs::free_port};
 use lockcore_conformance::{
     faultline::Faultline,
     programs::{Program, Provider, Running, answers},
@@ -175,10 +175,6 @@ pub(crate) fn is_skipped() -> bool {
     skipped
 }
 
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 fn plain(dir: &Path) -> String {
     format!(
         "tickTime=200\ndataDir={}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\n\
@@ -207,7 +203,9 @@ fn clock_of(dir: &Path) -> Option<WallClock> {
 }
 
 fn spawn(dir: &Path, clock: Option<&WallClock>) -> Running {
-    const SMALL: &str = "-Xmx96m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto";
+    // Servers that missed each other's votes ask again after this, and not after up to a minute.
+    const SMALL: &str = "-Xmx96m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto \
+                         -Dzookeeper.fastleader.maxNotificationInterval=1000";
     let (config, log) = (dir.join("zoo.cfg"), dir.join("log"));
     let mut command = match ZOOKEEPER.own_servers() {
         Provider::Process => {
