@@ -44,6 +44,7 @@ impl LockBackend for EtcdBackend {
     }
 
     async fn acquire(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        within_limit(request).map_err(|e| e.about(Verb::Acquire, Some(request.name()), BACKEND))?;
         let space = Space::new(call.namespace());
         let key = space.place(request.name(), request.owner());
         let answer = self.enqueue(call, request, &space, &key).await;

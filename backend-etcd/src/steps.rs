@@ -510,6 +510,16 @@ pub(crate) fn fence(base: i64, revision: i64) -> Result<Fence> {
     Fence::new(base.saturating_add(revision))
 }
 
+/// Refuses a floor that no base can reach, before anything is asked.
+pub(crate) fn within_limit(request: &AcquireRequest) -> Result<()> {
+    match request.floor() {
+        Some(floor) if floor.get() > FLOOR_LIMIT => {
+            Err(Error::new(ErrorKind::Invalid, "the floor is above 2^62"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns the smallest base under which a place of create revision `r` has a fence above the floor.
 pub(crate) fn above_floor(floor: Fence, r: i64) -> Result<i64> {
     if floor.get() > FLOOR_LIMIT {

@@ -12,6 +12,16 @@ use lockcore_etcd::{EtcdBackend, EtcdConfig, Renewal};
 use wire::Wire;
 
 #[tokio::test]
+async fn a_floor_that_no_base_reaches_is_refused_before_anything_is_asked() {
+    let Some(server) = Server::start() else { return };
+    let backend = server.backend().await;
+    let beyond = request("a").above(Fence::new((1 << 62) + 1).unwrap());
+    assert_eq!(backend.acquire(&call(), &beyond).await.unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(backend.inspect(&call(), beyond.name()).await.unwrap().holder, None, "a refusal holds a lock");
+    assert_eq!(backend.inspect(&call(), beyond.name()).await.unwrap().waiters.unwrap_or(0), 0);
+}
+
+#[tokio::test]
 async fn a_lock_is_taken_renewed_and_released_beside_a_longer_name() {
     let Some(server) = Server::start() else { return };
     let backend = server.backend().await;

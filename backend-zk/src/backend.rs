@@ -67,6 +67,7 @@ impl LockBackend for ZkBackend {
     }
 
     async fn acquire(&self, call: &Call, request: &AcquireRequest) -> Result<Lease> {
+        within_limit(request).map_err(|e| e.about(Verb::Acquire, Some(request.name()), BACKEND))?;
         let space = self.inner.space(call);
         let queue = space.queue(request.name());
         let key = key(&queue, request.owner());

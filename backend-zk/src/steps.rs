@@ -574,6 +574,16 @@ pub(crate) fn fence(base: i64, zxid: i64) -> Result<Fence> {
     Fence::new(base.saturating_add(zxid))
 }
 
+/// Refuses a floor that no base can reach, before anything is asked.
+pub(crate) fn within_limit(request: &AcquireRequest) -> Result<()> {
+    match request.floor() {
+        Some(floor) if floor.get() > FLOOR_LIMIT => {
+            Err(Error::new(ErrorKind::Invalid, "the floor is above 2^62"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns the smallest base under which a node of this zxid has a fence above the floor.
 pub(crate) fn above_floor(floor: Fence, zxid: i64) -> Result<i64> {
     if floor.get() > FLOOR_LIMIT {

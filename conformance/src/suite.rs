@@ -454,6 +454,9 @@ pub(crate) fn play(
     play_as(profile, case, start, virtual_time, &Manner { seed, ..Manner::of_tests() })
 }
 
+/// No case takes as long, on any machine; one that waits for what never comes ends here.
+const END_OF_A_CASE: std::time::Duration = std::time::Duration::from_secs(600);
+
 fn play_as(profile: &str, case: &'static Case, start: Start, virtual_time: bool, manner: &Manner) -> Played {
     let name = format!("{profile}::{}::{}", case.topic(), case.name());
     // The case's own seed: the same for the same run seed, and different from its neighbours'.
@@ -485,6 +488,7 @@ fn play_as(profile: &str, case: &'static Case, start: Start, virtual_time: bool,
             biased;
             () = halted(halt) => Err("halted".into()),
             result = CatchUnwind(Box::pin(body)) => result,
+            () = tokio::time::sleep(END_OF_A_CASE), if !virtual_time => Err(format!("no end after {END_OF_A_CASE:?}")),
         };
         drop(meter);
         match result {

@@ -102,7 +102,7 @@ pub struct ClientOptions {
     pub max_local_waiters: usize,
     /// Where renewals run. On the caller's runtime; its lateness is measured and reported.
     pub renewal: RenewalHome,
-    /// What operators read beside the owner's digest. `host:pid`.
+    /// What operators read beside the owner's digest: at most 1024 bytes, no control characters. `host:pid`.
     pub label: Option<Arc<str>>,
     /// Lets [`Lock::acquire_or_open`] go on without the lock. False.
     pub allow_open: bool,
@@ -146,6 +146,7 @@ impl ClientOptions {
         self
     }
 
+    /// Says what no call can succeed with.
     fn mistake(&self) -> Option<String> {
         if let Err(error) = check_namespace(&self.namespace) {
             return Some(error.message().to_owned());
@@ -155,6 +156,13 @@ impl ClientOptions {
         }
         if self.call_timeout.is_zero() {
             return Some("`call_timeout` is zero, so no call can succeed".into());
+        }
+        if let Some(label) = &self.label
+            && (label.len() > LABEL_LIMIT || label.chars().any(char::is_control))
+        {
+            return Some(format!(
+                "`label` has control characters or more than {LABEL_LIMIT} bytes; it is shown to people"
+            ));
         }
         None
     }
@@ -325,6 +333,9 @@ impl LockClient {
 const EVENTS_KEPT: usize = 4096;
 /// Fences remembered to notice a store that went back; the oldest knowledge goes first.
 const FENCES_KEPT: usize = 16_384;
+
+/// Bytes of the longest label: what every store keeps.
+const LABEL_LIMIT: usize = 1024;
 
 fn default_label() -> Arc<str> {
     let name = rustix::system::uname();

@@ -425,6 +425,8 @@ async fn bad_numbers_are_refused_with_the_limit() {
         ClientOptions::default().with(|o| o.drift = 1.0),
         ClientOptions::default().with(|o| o.drift = f64::NAN),
         ClientOptions::default().with(|o| o.call_timeout = Duration::ZERO),
+        ClientOptions::default().with(|o| o.label = Some("web\nstamp 1.0000000000000001\x1b]0;owned".into())),
+        ClientOptions::default().with(|o| o.label = Some("x".repeat(1025).into())),
         ClientOptions::default().with(|o| o.namespace = "a/b".into()),
     ] {
         let locks = LockClient::with_clock(world.store.clone(), bad, world.clock);

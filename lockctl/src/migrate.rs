@@ -211,7 +211,7 @@ impl Opened {
                 .map(|stage| {
                     let open: Vec<&str> = stage.open().iter().map(|phase| phase.as_str()).collect();
                     let state = state(&status, *stage);
-                    json!({ "stage": stage.as_str(), "open": open, "state": state, "then": then(*stage) })
+                    json!({ "stage": stage.as_str(), "open": open, "state": state, "then": then(*stage, true) })
                 })
                 .collect();
             print(&format!("{whole}\n"))?;
@@ -222,7 +222,7 @@ impl Opened {
             let mark = state(&status, stage);
             let name = if stage == status.stage { voice.bold(stage.as_str()) } else { stage.to_string() };
             let pad = " ".repeat(9 - stage.as_str().len());
-            text += &format!("  {mark:<5} {name}{pad} {}\n", then(stage));
+            text += &format!("  {mark:<5} {name}{pad} {}\n", then(stage, true));
             for line in members_in_the_way(&status, stage) {
                 text += &format!("        in the way: {line}\n");
             }
@@ -294,7 +294,7 @@ impl Opened {
                 "{} -> {}\n{}\n",
                 before.stage,
                 voice.bold(after.stage.as_str()),
-                then(after.stage)
+                then(after.stage, forward)
             ))?;
         }
         match (kept, &options.record) {
@@ -391,16 +391,19 @@ fn state(status: &Status, stage: Stage) -> &'static str {
     }
 }
 
-/// Says what to do once a stage is reached, before the next step forward.
-fn then(stage: Stage) -> &'static str {
-    match stage {
-        Stage::From => {
+/// Says what to do once a stage is reached, before the next step in the same direction.
+fn then(stage: Stage, forward: bool) -> &'static str {
+    match (stage, forward) {
+        (Stage::From, true) => {
             "restart everything with phase = \"from\"; nothing may be left that uses the old store without the bridge"
         }
-        Stage::FromBoth => "restart everything with phase = \"both\"",
-        Stage::Both => "nobody is in `from` any more; step on",
-        Stage::BothTo => "restart everything with phase = \"to\"",
-        Stage::To => "the move is over; the levels may name the new store itself",
+        (Stage::FromBoth, true) | (Stage::BothTo, false) => "restart everything with phase = \"both\"",
+        (Stage::Both, true) => "nobody is in `from` any more; step on",
+        (Stage::BothTo, true) => "restart everything with phase = \"to\"",
+        (Stage::To, _) => "the move is over; the levels may name the new store itself",
+        (Stage::Both, false) => "nobody is in `to` any more; step back further",
+        (Stage::FromBoth, false) => "restart everything with phase = \"from\"",
+        (Stage::From, false) => "nobody is in `both` any more; the levels may name the old store itself",
         _ => "",
     }
 }
@@ -431,9 +434,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_direction_is_told_its_own_next_thing_to_do() {
+        assert!(then(Stage::FromBoth, true).contains("phase = \"both\""));
+        assert!(then(Stage::BothTo, true).contains("phase = \"to\""));
+        assert!(then(Stage::BothTo, false).contains("phase = \"both\""));
+        assert!(then(Stage::Both, false).contains("in `to`"));
+        assert!(then(Stage::FromBoth, false).contains("phase = \"from\""));
+        assert!(then(Stage::From, false).contains("old store"));
+    }
+
+    #[test]
     fn every_stage_but_the_first_says_what_is_to_be_done() {
         for stage in [Stage::From, Stage::FromBoth, Stage::Both, Stage::BothTo, Stage::To] {
-            assert!(!then(stage).is_empty());
+            assert!(!then(stage, true).is_empty() && !then(stage, false).is_empty());
             assert!(stage.as_str().len() <= 9, "the plan's column is too narrow for {stage}");
         }
         assert_eq!(Stage::To.next(), None);

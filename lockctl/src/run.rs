@@ -94,6 +94,10 @@ async fn run(
         outcome = waiting => match outcome {
             Ok(granted) => granted,
             Err(mut failure) => {
+                // What a request without an answer may have left is cleared away, and a membership is given back.
+                if let Some(client) = client.get() {
+                    let _ = tokio::time::timeout(LEAVE_WITHIN, client.close()).await;
+                }
                 report.outcome = outcome_of(failure.code);
                 if matches!(failure.code, exit::BUSY | exit::TIMED_OUT)
                     && let Some(code) = options.busy_exit_code
@@ -291,10 +295,10 @@ async fn give_back(guard: Guard, client: &LockClient, voice: &Voice) -> Option<R
                 "the release was not heard, so others wait until the lease ends: {}",
                 with_sources(&error)
             ));
-            return None;
+            None
         }
     };
-    // Nothing that counts is left to be done.
+    // What is left to be done is clearing away.
     let _ = tokio::time::timeout(LEAVE_WITHIN, client.close()).await;
     released
 }

@@ -236,7 +236,7 @@ impl Migration {
         let closing = self.next(&from, 1, shut(&from, Side::From));
         self.replace(call, &self.from, from.as_ref(), &closing).await?;
         let mut other = self.next(&to, 2, shut(&to, Side::To));
-        self.replace(call, &self.to, to.as_ref(), &other).await?;
+        self.replace(call, &self.to, to.as_ref(), &other).await.map_err(begun)?;
 
         let status = self.status(call).await?;
         let left: Vec<String> = status
@@ -282,15 +282,24 @@ impl Migration {
     async fn records(&self, call: &Call) -> Result<Records> {
         // The new side's first: what a step then changes with what it read here is refused if the old side's has
         // changed in between.
-        let call = &call.beside(call.exchange());
-        let to = in_time(call, self.to.phase_read(call)).await?;
-        let from = in_time(call, self.from.phase_read(call)).await?;
-        for (side, record) in [(Side::From, &from), (Side::To, &to)] {
-            if let Some(record) = record {
-                check_part(side, record, &self.name)?;
+        let mut seen = None;
+        loop {
+            let call = &call.beside(call.exchange());
+            let to = in_time(call, self.to.phase_read(call)).await?;
+            let from = in_time(call, self.from.phase_read(call)).await?;
+            for (side, record) in [(Side::From, &from), (Side::To, &to)] {
+                if let Some(record) = record {
+                    check_part(side, record, &self.name)?;
+                }
             }
+            let records = (from, to);
+            // Between the two looks another operator may have ended a step. Records that fit no stage are told of when they
+            // have stood still.
+            if place(&records).is_ok() || seen.as_ref() == Some(&records) {
+                return Ok(records);
+            }
+            seen = Some(records);
         }
-        Ok((from, to))
     }
 
     /// Follows a record with the next of a parity: 0 even, 1 odd, 2 whichever.
@@ -443,4 +452,13 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
         ErrorKind::Invalid,
         format!("the name of a migration is 1 to 64 bytes of `A-Z a-z 0-9 . _ -`, not {name:?}"),
     ))
+}
+
+/// Makes an error of a step that has closed its phases at the old store already: it had an effect.
+fn begun(error: Error) -> Error {
+    if !error.kind().had_no_effect() {
+        return error;
+    }
+    let text = format!("the step has begun and did not end: {}", error.message());
+    Error::new(ErrorKind::Unknown, text).with_source(error)
 }
