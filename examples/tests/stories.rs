@@ -36,6 +36,28 @@ fn order_scanner_closes_each_order_once_and_refuses_the_late_one() {
 }
 
 #[test]
+fn two_locks_in_order_are_never_waited_for_in_a_circle() {
+    let said = run(env!("CARGO_BIN_EXE_two_locks"), &[]);
+    assert_tells(&said, &["moved 12 boxes", "moved 12 boxes", "east 50, west 50"]);
+}
+
+#[test]
+fn risk_levels_choose_the_store_and_refuse_one_that_promises_too_little() {
+    let said = run(env!("CARGO_BIN_EXE_risk_levels"), &[]);
+    assert_tells(
+        &said,
+        &[
+            "[risk.guarded]",
+            "efficiency: drew 1",
+            "guarded: order/42 under fence",
+            "still held",
+            "critical: ",
+            "scratch",
+        ],
+    );
+}
+
+#[test]
 fn leader_steps_down_in_order_and_terms_grow() {
     let said = run(env!("CARGO_BIN_EXE_leader"), &[]);
     assert_tells(
