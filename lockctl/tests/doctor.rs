@@ -114,3 +114,46 @@ fn a_level_on_a_bridge_is_judged_by_the_weaker_side_and_by_the_phase() {
     let members = ask(&["--json", "migrate", "status"]).json()["members"].clone();
     assert_eq!(members, serde_json::json!([]), "a look joined the phase");
 }
+
+/// The file and the answers of the page about levels, taken from it.
+#[test]
+fn the_page_about_levels_says_what_the_commands_say() {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/choose.md");
+    // A copy of this package alone has none.
+    let Ok(page) = fs::read_to_string(page) else { return };
+    let block = |kind: &str, n: usize| {
+        let text = page.split(&format!("```{kind}\n")).nth(n + 1).expect("the page has the block");
+        text.split("```").next().unwrap().to_owned()
+    };
+    let (stage, file) = (Stage::new(), block("toml", 0));
+    let check = |text: &str| {
+        fs::write(stage.path("locks.toml"), text).unwrap();
+        stage.ask(&["config", "check", "locks.toml"])
+    };
+    let well = check(&file);
+    assert_eq!((well.code, well.stdout.as_str(), well.stderr.as_str()), (0, "", ""), "{well:?}");
+    let mistakes = [
+        file.replace("max-hold = \"1h\"", "max_hold = \"1h\""),
+        file.replace("backend = \"cache\"", "backend = \"cash\""),
+    ];
+    for (mistake, line) in mistakes.iter().zip(block("text", 0).lines()) {
+        let answer = check(mistake);
+        assert!(answer.code == 125 && answer.stdout.contains(line), "{line:?} is not in {answer:?}");
+    }
+
+    let disk =
+        |level: &str| format!("[risk.{level}]\nbackend = \"disk\"\nttl = \"30s\"\nmax-hold = \"1h\"\n");
+    let file = format!(
+        "namespace = \"shop\"\n[backend]\ndisk = \"{}\"\n{}{}",
+        stage.url(),
+        disk("guarded"),
+        disk("critical")
+    );
+    fs::write(stage.path("locks.toml"), file).unwrap();
+    let answer = stage.bare(&["doctor", "-c", "locks.toml"]).output().unwrap();
+    let said = String::from_utf8(answer.stdout).unwrap();
+    assert_eq!(answer.status.code(), Some(116), "{said}");
+    for line in block("text", 1).lines() {
+        assert!(said.contains(line), "{line:?} is not in\n{said}");
+    }
+}
