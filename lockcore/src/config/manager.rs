@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     backend::{BootClock, Clock, FenceSource, LockBackend},
+    capabilities::Preflight,
     client::{ClientOptions, LockClient, RenewalHome},
     error::{Error, ErrorKind, Result},
     sync::LockExt,
@@ -295,27 +296,20 @@ impl Level<'_> {
     }
 
     async fn connect(&self, source: &Source, options: &ClientOptions) -> Result<LockClient> {
-        let end = BootClock.now().saturating_add(options.call_timeout);
-        let backend: Arc<dyn LockBackend> = tokio::select! {
-            backend = source.connect(self.registry) => backend?,
-            () = BootClock.sleep_until(end) => {
-                return Err(Error::new(ErrorKind::Unavailable, "no connection within the call timeout"));
-            }
-        };
-        let mut client = LockClient::with_options(backend.clone(), options.clone());
-        let found = match client.preflight().await {
-            Ok(found) => found,
-            Err(error) => {
-                backend.close().await;
-                return Err(error);
-            }
-        };
+        let (mut client, found) = self.look(source, options).await?;
         let misses = self.demands.misses(&found.capabilities);
         if !misses.is_empty() {
-            backend.close().await;
+            client.inner.backend.close().await;
             let mut message = misses.join("; ");
             if !found.findings.is_empty() {
                 message += &format!(" ({})", found.findings.join("; "));
+            }
+            let others = self.others_that_do(options).await;
+            if !others.is_empty() {
+                message += &format!(
+                    "; of the backends that are configured, this level would be kept on {}",
+                    others.join(", ")
+                );
             }
             return Err(Error::new(ErrorKind::Misconfigured, message));
         }
@@ -323,6 +317,37 @@ impl Level<'_> {
         let inner = Arc::get_mut(&mut client.inner).expect("nobody else has the client yet");
         inner.capabilities = found.capabilities;
         Ok(client)
+    }
+
+    /// Connects, and looks at the real server.
+    async fn look(&self, source: &Source, options: &ClientOptions) -> Result<(LockClient, Preflight)> {
+        let end = BootClock.now().saturating_add(options.call_timeout);
+        let backend: Arc<dyn LockBackend> = tokio::select! {
+            backend = source.connect(self.registry) => backend?,
+            () = BootClock.sleep_until(end) => {
+                return Err(Error::new(ErrorKind::Unavailable, "no connection within the call timeout"));
+            }
+        };
+        let client = LockClient::with_options(backend.clone(), options.clone());
+        match client.preflight().await {
+            Ok(found) => Ok((client, found)),
+            Err(error) => {
+                backend.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the names of the other backends that keep what the level demands, as far as they answer.
+    async fn others_that_do(&self, options: &ClientOptions) -> Vec<&str> {
+        let others = self.config.backend.keys().filter(|name| **name != self.risk.backend);
+        let found = join_all(others.map(async |name| {
+            let source = Source::of(self.config, name)?;
+            let (client, found) = self.look(&source, options).await.ok()?;
+            client.inner.backend.close().await;
+            self.demands.misses(&found.capabilities).is_empty().then_some(name.as_str())
+        }));
+        found.await.into_iter().flatten().collect()
     }
 
     fn options(&self, base: &ClientOptions) -> ClientOptions {

@@ -64,6 +64,29 @@ async fn a_store_that_does_not_meet_its_level_is_refused_with_all_that_is_missin
 }
 
 #[tokio::test]
+async fn a_refusal_names_the_configured_stores_that_would_do() {
+    let memory = Memory::new();
+    memory.insert("strong", MemoryBackend::default().promising(|c| c.fence = FenceSource::Durable));
+    let text = r#"
+        namespace = "t"
+        [backend]
+        weak = "memory://weak"
+        also-weak = "memory://also-weak"
+        strong = "memory://strong"
+        [risk.guarded]
+        backend = "weak"
+        ttl = "30s"
+        max-hold = "1h"
+    "#;
+    let error = start_error(text, &Registry::new().with(memory)).await;
+    let told = error.to_string();
+    assert!(
+        told.ends_with("; of the backends that are configured, this level would be kept on strong"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
 async fn every_level_that_is_refused_is_named() {
     let memory = Memory::new();
     let text = "namespace='x'\n[backend]\nc='memory://'\nd='paper://h'\n\
