@@ -7,6 +7,7 @@ use crate::{
     fence::{Fence, Stamp},
     name::LockName,
     owner::{Owner, OwnerDigest},
+    text::show_label,
 };
 
 /// What the service granted: who, until when, and under which fence.
@@ -120,21 +121,10 @@ impl Holder {
     }
 }
 
-/// A label for people: control characters, which could forge lines and command terminals, are escaped.
-struct Shown<'a>(&'a str);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|c| {
-            if c.is_control() { write!(f, "{}", c.escape_default()) } else { write!(f, "{c}") }
-        })
-    }
-}
-
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.label {
-            Some(label) => write!(f, "held by {} ({})", Shown(label), self.owner)?,
+            Some(label) => write!(f, "held by {} ({})", show_label(label), self.owner)?,
             None => write!(f, "held by {}", self.owner)?,
         }
         write!(f, " with {:?}, ", self.fence)?;
@@ -203,21 +193,5 @@ impl Broken {
     /// Joins the two.
     pub fn new(holder: Option<Holder>, floor: Fence) -> Self {
         Self { holder, floor }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_label_forges_no_line_and_commands_no_terminal() {
-        let owner: OwnerDigest = "00000000000000ab".parse().unwrap();
-        let forged = "web\nstamp 1\u{1b}]0;owned\u{7}";
-        let holder =
-            Holder::new(owner, Fence::MIN, Duration::from_secs(1)).with(|h| h.label = Some(forged.into()));
-        let shown = holder.to_string();
-        assert!(!shown.chars().any(char::is_control), "{shown:?}");
-        assert!(shown.contains("web\\nstamp 1\\u{1b}]0;owned"), "{shown}");
     }
 }

@@ -1,4 +1,4 @@
-//! How durations are written in files, on command lines and in messages.
+//! How durations are written in files, on command lines and in messages, and how labels are shown.
 
 use std::{fmt, time::Duration};
 
@@ -81,6 +81,24 @@ pub fn show_duration(duration: Duration) -> impl fmt::Display {
     Shown(duration)
 }
 
+/// Shows a label to people. Control characters, which could forge lines and command terminals, are escaped: whoever wrote it may
+/// have kept to no rule.
+pub fn show_label(label: &str) -> impl fmt::Display {
+    Label(label)
+}
+
+struct Label<'a>(&'a str);
+
+impl fmt::Display for Label<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write;
+        self.0.chars().try_for_each(|c| match c.is_control() {
+            true => write!(f, "{}", c.escape_default()),
+            false => f.write_char(c),
+        })
+    }
+}
+
 struct Shown(Duration);
 
 impl fmt::Display for Shown {
@@ -108,6 +126,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_label_forges_no_line_and_commands_no_terminal() {
+        let shown = show_label("wéb\nstamp 1\u{1b}]0;owned\u{7}").to_string();
+        assert_eq!(shown, "wéb\\nstamp 1\\u{1b}]0;owned\\u{7}");
+    }
 
     #[test]
     fn durations_are_numbers_with_units() {

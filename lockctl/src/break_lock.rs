@@ -1,5 +1,6 @@
 //! `break`: takes a lock away from its holder.
 
+use lockcore::text::show_label;
 use serde_json::json;
 
 use crate::{
@@ -50,7 +51,7 @@ pub(crate) async fn main(options: &Break, written: Written, voice: &Voice) -> Re
         let what = match &broken.holder {
             Some(holder) => format!(
                 "broke {name:?}, held by {} as {} for {} more",
-                holder.label.as_deref().unwrap_or("(no label)"),
+                show_label(holder.label.as_deref().unwrap_or("(no label)")),
                 holder.stamp(),
                 show(holder.remaining)
             ),

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use lockcore::{LockName, LockState};
+use lockcore::{LockName, LockState, text::show_label};
 use serde_json::{Value, json};
 
 use crate::{
@@ -84,7 +84,7 @@ fn to_text(opened: &Opened, name: &LockName, state: &LockState, voice: &Voice) -
     match &state.holder {
         Some(holder) => {
             row("state", &voice.bold("held"));
-            row("label", &holder.label.as_deref().unwrap_or("(none)"));
+            row("label", &show_label(holder.label.as_deref().unwrap_or("(none)")));
             row("stamp", &holder.stamp());
             row("fence", &holder.fence);
             if let Some(since) = holder.since {

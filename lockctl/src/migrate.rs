@@ -13,6 +13,7 @@ use lockcore::{
     backend::{Call, LockBackend, Member},
     config::BackendConfig,
     migrate::{Migration, Side, Stage, Status},
+    text::show_label,
 };
 use serde_json::{Value, json};
 
@@ -414,7 +415,7 @@ fn members(all: &[(Side, Member)]) -> Vec<String> {
         .map(|(side, member)| {
             let label = member.label.as_deref().unwrap_or("(no label)");
             let left = member.remaining.map_or(String::new(), |left| format!(", {} left", show(left)));
-            format!("{:<5} {label} ({}) at {}{left}", member.phase, member.owner, word(*side))
+            format!("{:<5} {} ({}) at {}{left}", member.phase, show_label(label), member.owner, word(*side))
         })
         .collect()
 }
