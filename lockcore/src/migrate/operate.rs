@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{Phase, membership::in_time};
-use crate::backend::*;
+use crate::{backend::*, text::show_label};
 
 /// Where a migration stands: which phases may be joined. Each stage is one step from its neighbours; none is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -206,8 +206,9 @@ impl Migration {
     ///
     /// # Errors
     /// `Held`: somebody is still in a phase that closes; step again when [`status`](Self::status) shows nobody in the
-    /// way, or step back. `Invalid`: the stage is not a neighbour. `Unavailable`: another operator was faster; look,
-    /// then step again. `Unknown`: the step may have gone further than told; stepping again is safe.
+    /// way, or step back. `Invalid`: the stage is not a neighbour. `Unavailable`: nothing was changed; a store
+    /// is away, or another operator was faster. `Unknown`: the step has begun, and may have gone further than told; look, then
+    /// step again, which is safe.
     ///
     /// # Cancel safety
     /// A step that was begun is ended, or undone, by the next one.
@@ -235,15 +236,29 @@ impl Migration {
         // records were read before: whoever changed one since has the turn.
         let closing = self.next(&from, 1, shut(&from, Side::From));
         self.replace(call, &self.from, from.as_ref(), &closing).await?;
-        let mut other = self.next(&to, 2, shut(&to, Side::To));
-        self.replace(call, &self.to, to.as_ref(), &other).await.map_err(begun)?;
+        let other = self.next(&to, 2, shut(&to, Side::To));
+        let ended = async {
+            self.replace(call, &self.to, to.as_ref(), &other).await?;
+            self.end_step(call, goal, closing, other, from.is_some()).await
+        };
+        ended.await.map_err(begun)
+    }
 
+    /// Ends a step whose phases are closed in both records.
+    async fn end_step(
+        &self,
+        call: &Call,
+        goal: Stage,
+        closing: PhaseRecord,
+        mut other: PhaseRecord,
+        began_before: bool,
+    ) -> Result<Status> {
         let status = self.status(call).await?;
         let left: Vec<String> = status
             .in_the_way(goal)
             .map(|(_, member)| {
                 let label = member.label.as_deref().unwrap_or("(no label)");
-                format!("{label} ({}) in `{}`", member.owner, member.phase)
+                format!("{} ({}) in `{}`", show_label(label), member.owner, member.phase)
             })
             .collect();
         if !left.is_empty() {
@@ -266,7 +281,7 @@ impl Migration {
         if goal == Stage::To {
             self.carry_over(call, &self.from, &self.to, floor_to).await?;
         }
-        if goal == Stage::From && from.is_some() {
+        if goal == Stage::From && began_before {
             self.carry_over(call, &self.to, &self.from, floor_from).await?;
         }
         let before = other.clone();
@@ -454,11 +469,12 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     ))
 }
 
-/// Makes an error of a step that has closed its phases at the old store already: it had an effect.
+/// Makes an error of a step that has closed its phases at the old store already: it had an effect. Who is in the way is told
+/// as that.
 fn begun(error: Error) -> Error {
-    if !error.kind().had_no_effect() {
+    if error.kind() == ErrorKind::Held || !error.kind().had_no_effect() {
         return error;
     }
-    let text = format!("the step has begun and did not end: {}", error.message());
+    let text = "the step has begun and did not end; look where it stands, then step again";
     Error::new(ErrorKind::Unknown, text).with_source(error)
 }

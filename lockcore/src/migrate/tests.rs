@@ -2,7 +2,7 @@
 
 use super::{
     membership::Flaw,
-    testbed::{Stores, TTL, again, name},
+    testbed::{Stores, TTL, again, name, poll_once},
     *,
 };
 use crate::backend::*;
@@ -414,6 +414,24 @@ fn an_operator_skips_no_stage_and_closes_nothing_over_a_member() {
         assert_eq!((status.stage, status.settled), (Stage::Both, true));
         assert!(status.floor_to >= Some(held.fence));
         assert!(status.members.is_empty());
+    });
+}
+
+#[test]
+fn a_step_that_has_begun_never_says_that_nothing_was_done() {
+    Stores::with(async |stores| {
+        let (migration, call) = (stores.migration(), stores.call());
+        stores.steps(&ALL[..1]).await;
+        stores.old.faults().hold_replies(Verb::Migrate);
+        let mut step = Box::pin(migration.step(&call, Stage::FromBoth));
+        // Both records were read; the old one's answer is on its way.
+        assert!(poll_once(&mut step).is_none());
+        stores.new.faults().refuse_next(Verb::Migrate, 1, ErrorKind::Unavailable);
+        stores.old.faults().deliver();
+        let error = step.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        assert!(!migration.status(&call).await.unwrap().settled, "the old record was not replaced");
+        assert_eq!(migration.step(&call, Stage::FromBoth).await.unwrap().stage, Stage::FromBoth);
     });
 }
 
