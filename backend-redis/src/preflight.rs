@@ -245,7 +245,20 @@ impl Facts {
             ),
         }
         let replicas = number(&self.replication, "connected_slaves");
-        let waits = Wait::demanded(config, replicas.unwrap_or(0)).is_some();
+        let demanded = Wait::demanded(config, replicas.unwrap_or(0));
+        let waits = demanded.is_some();
+        if let Some((wait, connected)) =
+            demanded.zip(replicas).filter(|(wait, connected)| wait.replicas > *connected)
+        {
+            preflight.lower(
+                format!(
+                    "{} replicas must acknowledge each grant and {connected} are connected, so no lock can be taken; connect \
+                     more, or demand fewer (wait-replicas)",
+                    wait.replicas
+                ),
+                |c| c.survives.failover = false,
+            );
+        }
         let is_cluster = matches!(config.address, Address::Cluster(_));
         match (fact(&self.replication, "role"), replicas) {
             (Some("slave"), _) => preflight.lower(

@@ -30,7 +30,7 @@ const LANES: usize = 8;
 /// What is asked for behind a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wait {
-    replicas: u32,
+    pub(crate) replicas: u32,
     fsync: bool,
     timeout: Duration,
 }

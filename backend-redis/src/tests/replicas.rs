@@ -284,6 +284,15 @@ async fn preflight_names_replicas_that_are_not_waited_for_and_masters_that_stay_
     let all = all.preflight(&call()).await.unwrap();
     assert!(all.capabilities.survives.failover, "{all:?}");
     assert!(!findings(&all).contains("replica"), "{all:?}");
+
+    let more = RedisBackend::connect(patient(&fleet, WaitReplicas::AtLeast(3))).await.unwrap();
+    let refused = more.acquire(&call(), &request("a")).await.unwrap_err();
+    let more = more.preflight(&call()).await.unwrap();
+    assert!(!more.capabilities.survives.failover, "{refused}, and yet {more:?}");
+    assert!(
+        findings(&more).contains("3 replicas must acknowledge each grant and 2 are connected"),
+        "{more:?}"
+    );
 }
 
 /// With `min-replicas-to-write` a master that lost its replicas takes no writes.
