@@ -109,8 +109,8 @@ impl Golden {
             let Some(topic) = topic.as_ref().filter(|_| line.starts_with('|')) else { continue };
             let cells: Vec<&str> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
             if header.is_empty() {
-                header = cells[1..].iter().map(|cell| (*cell).to_owned()).collect();
-                for column in &header {
+                header = cells[1..].iter().map(|cell| apart(cell)).collect();
+                for column in header.iter().flatten() {
                     if !golden.columns.contains(column) {
                         golden.columns.push(column.clone());
                     }
@@ -128,10 +128,11 @@ impl Golden {
                     name: cells[0].trim_matches('`').to_owned(),
                     verdicts: BTreeMap::new(),
                 };
-                for (column, cell) in header.iter().zip(&cells[1..]) {
+                for (columns, cell) in header.iter().zip(&cells[1..]) {
                     if *cell != Self::BLANK {
-                        let verdict = cell.parse().map_err(|error| format!("line {number}: {error}"))?;
-                        entry.verdicts.insert(column.clone(), verdict);
+                        let verdict: Verdict =
+                            cell.parse().map_err(|error| format!("line {number}: {error}"))?;
+                        entry.verdicts.extend(columns.iter().map(|column| (column.clone(), verdict.clone())));
                     }
                 }
                 golden.cases.push(entry);
@@ -274,30 +275,57 @@ impl Golden {
         let mut text =
             format!("# What each store promises, as the suite saw it\n\n{}\n{INTRODUCTION}\n", Self::MARK);
         text += "## In short\n\n";
-        let columns = self.columns.join(" | ");
-        let rule = "|---".repeat(self.columns.len() + 1);
-        let _ = writeln!(text, "| | {columns} |\n{rule}|");
-        for row in Row::ALL {
-            let cells: Vec<String> = self.columns.iter().map(|column| self.summary(row, column)).collect();
-            if cells.iter().any(|cell| cell != Self::BLANK) {
-                let _ = writeln!(text, "| **{}**<br>{} | {} |", row.title, row.asks, cells.join(" | "));
-            }
-        }
+        let rows: Vec<(String, Vec<String>)> = Row::ALL
+            .iter()
+            .map(|row| {
+                let cells = self.columns.iter().map(|column| self.summary(row, column)).collect();
+                (format!("**{}**<br>{}", row.title, row.asks), cells)
+            })
+            .filter(|(_, cells): &(_, Vec<String>)| cells.iter().any(|cell| cell != Self::BLANK))
+            .collect();
+        self.table(" ", &rows, &mut text);
         text += "\n## Case by case\n";
-        let mut topic = "";
-        for entry in &self.cases {
-            if entry.topic != topic {
-                topic = &entry.topic;
-                let _ = write!(text, "\n### {topic}\n\n| case | {columns} |\n{rule}|\n");
-            }
-            let cells: Vec<String> = self
-                .columns
-                .iter()
-                .map(|column| entry.verdicts.get(column).map_or(Self::BLANK.into(), ToString::to_string))
-                .collect();
-            let _ = writeln!(text, "| `{}` | {} |", entry.name, cells.join(" | "));
+        for topic in self.cases.chunk_by(|a, b| a.topic == b.topic) {
+            let _ = write!(text, "\n### {}\n\n", topic[0].topic);
+            let cell = |entry: &Entry, column| {
+                entry.verdicts.get(column).map_or(Self::BLANK.into(), ToString::to_string)
+            };
+            let row = |entry: &Entry| {
+                let cells = self.columns.iter().map(|column| cell(entry, column)).collect();
+                (format!("`{}`", entry.name), cells)
+            };
+            let rows: Vec<(String, Vec<String>)> = topic.iter().map(row).collect();
+            self.table(" case ", &rows, &mut text);
         }
         text
+    }
+
+    /// Writes a table. Versions of a server that agree in all its rows share a column, so that those which differ stand out.
+    fn table(&self, corner: &str, rows: &[(String, Vec<String>)], text: &mut String) {
+        let mut together: Vec<Vec<usize>> = Vec::new();
+        for (at, column) in self.columns.iter().enumerate() {
+            let same = |other: &Vec<usize>| {
+                profile(&self.columns[other[0]]) == profile(column)
+                    && rows.iter().all(|(_, cells)| cells[other[0]] == cells[at])
+            };
+            match together.iter().position(same) {
+                Some(known) => together[known].push(at),
+                None => together.push(vec![at]),
+            }
+        }
+        let heads: Vec<String> = together
+            .iter()
+            .map(|columns| {
+                let versions = columns[1..].iter().map(|at| version(&self.columns[*at]));
+                std::iter::once(&*self.columns[columns[0]]).chain(versions).collect::<Vec<_>>().join(", ")
+            })
+            .collect();
+        let rule = "|---".repeat(heads.len() + 1);
+        let _ = writeln!(text, "|{corner}| {} |\n{rule}|", heads.join(" | "));
+        for (head, cells) in rows {
+            let cells: Vec<&str> = together.iter().map(|columns| &*cells[columns[0]]).collect();
+            let _ = writeln!(text, "| {head} | {} |", cells.join(" | "));
+        }
     }
 
     fn summary(&self, row: &Row, column: &str) -> String {
@@ -310,9 +338,10 @@ impl Golden {
 }
 
 const INTRODUCTION: &str = "
-This is the golden copy: verdicts that were reviewed, by profile and by the server's version. Each lane of the suite compares
-its own column with it and fails where a cell has changed. `./dev semantics` runs all lanes and writes the same with measured
-numbers, sentences and timelines to `target/conformance`; `./dev semantics --update` rewrites this page.
+This is the golden copy: verdicts that were reviewed, by profile and by the server's version. Versions that agree in a whole
+table share its column (`etcd/3.4, 3.5`). Each lane of the suite compares its own column and fails where a cell has changed.
+`./dev semantics` runs all lanes and writes the same with measured numbers, sentences and timelines to `target/conformance`;
+`./dev semantics --update` rewrites this page.
 
 * **holds**: the promise was kept.
 * **breaks (S2)**: the case breaks that property on purpose, as this store must let it; the resource stayed right. The
@@ -323,6 +352,24 @@ numbers, sentences and timelines to `target/conformance`; `./dev semantics --upd
 * **not run**: the case needs something that the lane does not have. It is never a pass.
 * **–**: this column is older than the case.
 ";
+
+/// Returns the columns that a head of a table names: `etcd/3.4, 3.5` are two of one profile.
+fn apart(head: &str) -> Vec<String> {
+    let mut columns: Vec<String> = Vec::new();
+    for part in head.split(", ") {
+        let whole = match columns.first() {
+            Some(first) if !part.contains('/') => format!("{}/{part}", profile(first)),
+            _ => part.to_owned(),
+        };
+        columns.push(whole);
+    }
+    columns
+}
+
+/// Returns the version of a column, or all of it where there is none.
+fn version(column: &str) -> &str {
+    column.split_once('/').map_or(column, |(_, version)| version)
+}
 
 /// Returns the profile of a column.
 fn profile(column: &str) -> &str {
@@ -423,6 +470,21 @@ mod tests {
         assert!(text.contains("| `d01_a` | holds | breaks (S1, S2) |"), "{text}");
         assert!(text.contains("| **Holder paused**"), "{text}");
         assert!(lanes.iter().all(|lane| golden.compare(lane).to_string().is_empty()));
+    }
+
+    #[test]
+    fn versions_that_agree_share_a_column_and_others_stand_out() {
+        let at = |column, second| lane(column, &[("d01_a", "holds"), ("d02_b", second)]);
+        let lanes = [at("etcd/3.4", "holds"), at("etcd/3.5", "holds"), at("etcd/3.6", "breaks (S2)")];
+        let lanes: Vec<_> = lanes.into_iter().chain([at("redis/8.0", "holds")]).collect();
+        let golden = golden(&lanes);
+        let text = golden.to_text();
+        assert!(text.contains("| case | etcd/3.4, 3.5 | etcd/3.6 | redis/8.0 |"), "{text}");
+        assert!(text.contains("| `d02_b` | holds | breaks (S2) | holds |"), "{text}");
+        let again = Golden::parse(&text).unwrap();
+        assert_eq!(again, golden, "{text}");
+        assert!(lanes.iter().all(|lane| again.compare(lane).to_string().is_empty()));
+        assert!(again.compare(&at("etcd/3.5", "n/a")).is_change());
     }
 
     #[test]
