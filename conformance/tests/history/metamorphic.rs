@@ -8,7 +8,7 @@ use lockcore_conformance::history::{
 };
 
 use crate::{
-    random::{Dice, Kinds, disturb, legal, uses_before_it_knows},
+    random::{Dice, Kinds, disturb, histories, legal, uses_before_it_knows},
     script::{Script, at, header, ms, stamp},
 };
 
@@ -16,7 +16,9 @@ fn rules() -> Rules {
     Rules::complete().with(|r| r.queue = false)
 }
 
-const HISTORIES: u64 = 5_000;
+fn count() -> u64 {
+    histories(5_000)
+}
 
 /// A random history with beliefs, refusals and a resource; about half are illegal in one way or another.
 fn history(n: u64) -> (Dice, Script) {
@@ -49,7 +51,7 @@ fn verdict(report: &Report) -> Vec<(Property, String)> {
 #[test]
 fn shifting_all_stamps_changes_nothing() {
     let later = |m: Moment| m.saturating_add(Duration::from_secs(12345));
-    for n in 0..HISTORIES {
+    for n in 0..count() {
         let (_, script) = history(n);
         let mut shifted = script.events.clone();
         for event in &mut shifted {
@@ -72,7 +74,7 @@ fn shifting_all_stamps_changes_nothing() {
 
 #[test]
 fn permuting_simultaneous_events_changes_nothing() {
-    for n in 0..HISTORIES {
+    for n in 0..count() {
         let (mut dice, script) = history(n);
         let mut shuffled = script.events.clone();
         for i in (1..shuffled.len()).rev() {
@@ -85,7 +87,7 @@ fn permuting_simultaneous_events_changes_nothing() {
 
 #[test]
 fn renaming_clients_changes_nothing() {
-    for n in 0..HISTORIES {
+    for n in 0..count() {
         let (_, script) = history(n);
         let mut renamed = script.events.clone();
         for event in &mut renamed {
@@ -99,7 +101,7 @@ fn renaming_clients_changes_nothing() {
 
 #[test]
 fn names_are_judged_apart() {
-    for n in 0..HISTORIES {
+    for n in 0..count() {
         let (_, first) = history(2 * n);
         let (_, mut second) = history(2 * n + 1);
         for event in &mut second.events {
@@ -123,7 +125,7 @@ fn names_are_judged_apart() {
 #[test]
 fn widening_an_interval_never_turns_legal_into_illegal() {
     let mut widened = 0;
-    for n in 0..4 * HISTORIES {
+    for n in 0..4 * count() {
         let mut dice = Dice::new(80_000_000 + n);
         let mut script = legal(&mut dice, Kinds { refusals: true, deadlines: n % 2 == 0 });
         if dice.one_in(2) {
@@ -147,5 +149,5 @@ fn widening_an_interval_never_turns_legal_into_illegal() {
         let report = judge(wider.clone());
         assert!(report.passed(), "history {n}: {report}\n{}", script.history().to_text());
     }
-    assert!(widened > 4000, "{widened} were legal");
+    assert!(widened > histories(4000), "{widened} were legal");
 }

@@ -214,11 +214,18 @@ fn seed() -> u64 {
     std::env::var("LOCK_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1)
 }
 
+/// Returns how many histories a test goes through, where it should be `count`: `LOCK_FEWER_HISTORIES=10` makes it a tenth,
+/// for a run of many mutants. What a test demands of them shrinks with it.
+pub(crate) fn histories(count: u64) -> u64 {
+    let fewer = std::env::var("LOCK_FEWER_HISTORIES").ok().and_then(|text| text.parse().ok());
+    count / fewer.unwrap_or(1).max(1)
+}
+
 #[test]
 fn the_tenure_pass_agrees_with_a_search_on_100_000_histories() {
     let rules = Rules::complete().with(|r| r.queue = false);
     let (mut legal_ones, mut illegal_ones, mut n) = (0, 0, seed() * 1_000_000);
-    while legal_ones + illegal_ones < 100_000 {
+    while legal_ones + illegal_ones < histories(100_000) {
         n += 1;
         let mut dice = Dice::new(n);
         let mut script = legal(&mut dice, Kinds { refusals: false, deadlines: false });
@@ -246,7 +253,7 @@ fn the_tenure_pass_agrees_with_a_search_on_100_000_histories() {
         if fast { legal_ones += 1 } else { illegal_ones += 1 }
     }
     assert!(
-        illegal_ones > 20_000 && legal_ones > 20_000,
+        illegal_ones > histories(20_000) && legal_ones > histories(20_000),
         "{legal_ones} legal, {illegal_ones} illegal: too few"
     );
 }
@@ -255,7 +262,7 @@ fn the_tenure_pass_agrees_with_a_search_on_100_000_histories() {
 fn no_phantom_holder_is_a_false_alarm_on_60_000_histories() {
     let rules = Rules::complete().with(|r| r.queue = false);
     let (mut found_both, mut missed) = (0, 0);
-    for n in 0..60_000 {
+    for n in 0..histories(60_000) {
         let mut dice = Dice::new(seed() * 7_000_000 + n);
         let mut script = legal(&mut dice, Kinds { refusals: true, deadlines: false });
         disturb(&mut dice, &mut script);
@@ -273,14 +280,14 @@ fn no_phantom_holder_is_a_false_alarm_on_60_000_histories() {
         }
     }
     // The check is incomplete on purpose: a refusal may need a span that another call has used up.
-    assert!(found_both > 500, "{found_both} found, {missed} missed");
+    assert!(found_both > histories(500), "{found_both} found, {missed} missed");
     assert!(missed < 4 * found_both, "{found_both} found, {missed} missed");
 }
 
 #[test]
 fn exclusion_agrees_with_a_look_at_every_pair() {
     let (mut broken, mut kept) = (0, 0);
-    for n in 0..30_000 {
+    for n in 0..histories(30_000) {
         let mut dice = Dice::new(seed() * 9_000_000 + n);
         let mut script = legal(&mut dice, Kinds { refusals: false, deadlines: true });
         if dice.one_in(2) {
@@ -321,7 +328,7 @@ fn exclusion_agrees_with_a_look_at_every_pair() {
         );
         if overlap { broken += 1 } else { kept += 1 }
     }
-    assert!(broken > 3000 && kept > 3000, "{broken} broken, {kept} kept: too few");
+    assert!(broken > histories(3000) && kept > histories(3000), "{broken} broken, {kept} kept: too few");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! How findings become a verdict: expectations, demands, stalls, missing events.
 
 use lockcore_conformance::history::{
-    Demand, Expect, FaultClass, Outcome, Phase,
+    Access, Demand, Ended, Expect, FaultClass, Judged, Outcome, Phase,
     Property::{L1, S2, S5},
-    Rules, What, check,
+    Rules, Verdict, What, Why, check,
 };
 
-use crate::script::{Script, ms};
+use crate::script::{Script, ms, stamp};
 
 fn two_believers() -> Script {
     let mut s = Script::new();
@@ -77,6 +77,39 @@ fn a_report_counts_what_it_has_judged_and_nothing_else() {
     let report = check(&history, &Rules::default().expect(S2, Expect::NotJudged));
     assert!(!report.judged.properties.contains_key(&S2), "{report}");
     assert!(!report.breaks(S2) && report.passed(), "{report}");
+}
+
+/// Demands and the report's evidence rest on these numbers; twice of each tells a sum from a mark.
+#[test]
+fn each_kind_of_event_is_counted_for_what_it_is() {
+    let mut s = Script::new();
+    for n in [1, 2] {
+        let (from, f) = (1000 * n, 10 * n as i64);
+        s.grant("alice", f, from, from + 1).renew("alice", f, from + 10, from + 11);
+        s.checks("alice", f, from + 12, from + 13, true).tries("bob", 100 + f, from + 20);
+        s.fail(from + 21, "bob", &format!("a{}", 100 + f), Why::Held);
+        s.waits("bob", 200 + f, from + 22, 10);
+        s.fail(from + 40, "bob", &format!("a{}", 200 + f), Why::WaitTimeout);
+        s.tries("bob", 300 + f, from + 41).unknown(from + 42, "bob", &format!("a{}", 300 + f));
+        s.probe(from + 43, from + 44, None, None);
+        s.release("alice", f, from + 50, from + 51, true);
+        s.on("other").grant("carol", f + 4, from, from + 1).lost("carol", f + 4, from + 301, Ended::Expired);
+        s.on("k");
+        let op = |kind: &str| format!("{kind}-{n}");
+        s.judged(10 * n, &op("x"), stamp(f, f), Access::Write, Verdict::Accepted);
+        s.judged(10 * n + 1, &op("x"), stamp(f, f), Access::Write, Verdict::Duplicate);
+        s.judged(10 * n + 2, &op("y"), stamp(f - 1, 77), Access::Write, Verdict::Stale);
+        s.fault(from, "cut", "server", FaultClass::A1, Phase::Begin);
+        s.fault(from + 30, "cut", "server", FaultClass::A1, Phase::End);
+    }
+    let judged = check(&s.history(), &Rules::default()).judged;
+    let Judged { keys, grants, renewals, releases, refusals, unknowns, losses, probes, .. } = judged;
+    assert_eq!(
+        (keys, grants, renewals, releases, refusals, unknowns, losses, probes),
+        (2, 4, 2, 2, 4, 2, 2, 2)
+    );
+    assert_eq!((judged.accepted, judged.duplicates, judged.stale, judged.faults), (2, 2, 2, 2));
+    assert_eq!(judged.events, s.events.len() as u64);
 }
 
 #[test]

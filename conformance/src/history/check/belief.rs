@@ -72,11 +72,11 @@ pub(super) fn check(court: &mut Court<'_>, key: usize) {
     }
     spans.sort_by_key(|(belief, grant)| (belief.from, belief.to, *grant));
     let mut found: Vec<(String, Vec<usize>)> = Vec::new();
-    // The two latest ends so far, of different grants: one of them is not the grant at hand.
-    let mut latest: [Option<(u64, usize)>; 2] = [None, None];
+    // The latest end so far. Beliefs of one grant do not overlap, so where it is this grant's own, every end is past.
+    let mut latest: Option<(u64, usize)> = None;
     for &(belief, at) in &spans {
-        let other = latest.iter().flatten().find(|(_, grant)| *grant != at);
-        if let Some(&(end, other)) = other
+        if let Some((end, other)) = latest
+            && other != at
             && belief.from < end
         {
             let (a, b) = (&view.grants[other], &view.grants[at]);
@@ -92,17 +92,8 @@ pub(super) fn check(court: &mut Court<'_>, key: usize) {
             );
             found.push((says, vec![a.ok_event, b.ok_event]));
         }
-        match &mut latest {
-            [Some(first), _] if first.1 == at => first.0 = first.0.max(belief.to),
-            [_, Some(second)] if second.1 == at => second.0 = second.0.max(belief.to),
-            [_, second] => {
-                if second.is_none_or(|s| s.0 < belief.to) {
-                    *second = Some((belief.to, at));
-                }
-            }
-        }
-        if latest[1] > latest[0] {
-            latest.swap(0, 1);
+        if latest.is_none_or(|(end, _)| end < belief.to) {
+            latest = Some((belief.to, at));
         }
     }
     court.tested(S2, spans.len());
