@@ -10,7 +10,7 @@ mod service;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -46,6 +46,8 @@ pub(crate) struct Stage {
     pub(crate) rules: std::sync::Mutex<Rules>,
     pub(crate) capabilities: Capabilities,
     pub(crate) seed: u64,
+    /// The seed decides what happens: [`Bench::draw`] was asked.
+    pub(crate) drew: AtomicBool,
     pub(crate) namespace: String,
     pub(crate) measures: std::sync::Mutex<Vec<(&'static str, f64, &'static str)>>,
     door: Arc<door::Door>,
@@ -80,6 +82,7 @@ impl Bench {
                 rules: std::sync::Mutex::new(rules),
                 capabilities,
                 seed,
+                drew: AtomicBool::new(false),
                 namespace,
                 measures: std::sync::Mutex::default(),
                 door: Arc::default(),
@@ -311,6 +314,7 @@ impl Bench {
 
     /// Draws a number below `limit` from the case's seed; `n` numbers the draw.
     pub fn draw(&self, n: u64, limit: u64) -> u64 {
+        self.stage.drew.store(true, Ordering::Relaxed);
         // SplitMix64 of seed and number: the same seed gives the same draws, in whatever order they are made.
         let mut z = self.stage.seed.wrapping_add(n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -16,7 +16,7 @@ use crate::{
     Case, MemoryService, Need, Semantics, Service, SimulatedService, Wire,
     bench::Flaw,
     cases,
-    report::{self, Kills},
+    report::{self, Killed, Kills},
     simulated::Fault,
     suite::play,
 };
@@ -178,7 +178,7 @@ const KILLS: &[(Mutant, &str, &str)] = &[
 ///
 /// With `LOCK_KILL_MATRIX=FILE` it plays every mutant through every case instead, and writes who killed whom: a case
 /// that kills nothing guards nothing that was tried, and a mutant that a single case kills marks a thin spot. The report
-/// shows it, too.
+/// shows either.
 pub fn kill_all() -> ExitCode {
     let arguments = Arguments::from_args();
     // A mutant is meant to make cases panic; what they said is in the verdict.
@@ -193,23 +193,56 @@ pub fn kill_all() -> ExitCode {
         });
         return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
+    let killed: Arc<Mutex<Vec<(Mutant, &'static Case)>>> = Arc::default();
     let trials = KILLS
         .iter()
         .map(|&(mutant, case, says)| {
             let name = format!("{mutant:?} is killed by {}", case.trim_end_matches('_'));
-            Trial::test(name, move || kill(mutant, case, says))
+            let killed = killed.clone();
+            Trial::test(name, move || {
+                let case = kill(mutant, case, says)?;
+                killed.lock().unwrap_or_else(PoisonError::into_inner).push((mutant, case));
+                Ok(())
+            })
         })
         .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if conclusion.num_filtered_out == 0 && conclusion.num_passed > 0 {
+        let written = mapped(&killed.lock().unwrap_or_else(PoisonError::into_inner)).write(&report::folder());
+        if let Err(error) = written {
+            say(&format!("the kills could not be written for the report: {error}"));
+        }
+    }
+    conclusion.exit_code()
 }
 
-fn kill(mutant: Mutant, prefix: &str, says: &str) -> Result<(), Failed> {
+#[allow(clippy::print_stderr)]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+/// Returns what a run of the tests has shown: each mutant, and those of its mapped cases that caught it.
+fn mapped(killed: &[(Mutant, &'static Case)]) -> Kills {
+    let mut rows: Vec<Killed> = Vec::new();
+    for (mutant, ..) in KILLS {
+        let mutant_name = format!("{mutant:?}");
+        if rows.iter().all(|row| row.mutant != mutant_name) {
+            let by = killed.iter().filter(|(other, _)| other == mutant);
+            let killed_by = by.map(|(_, case)| case.name().to_owned()).collect();
+            rows.push(Killed { mutant: mutant_name, killed_by, soaks: None });
+        }
+    }
+    let guards = |case: &&Case| KILLS.iter().any(|(_, prefix, _)| case.name().starts_with(prefix));
+    Kills::of(false, cases::all().filter(guards).map(|case| case.name().to_owned()).collect(), rows)
+}
+
+fn kill(mutant: Mutant, prefix: &str, says: &str) -> Result<&'static Case, Failed> {
     let Some(case) = cases::all().find(|case| case.name().starts_with(prefix)) else {
         return Err(format!("there is no case {prefix}").into());
     };
-    match play_mutant(mutant, case) {
+    match play_mutant(mutant, case, 1) {
         None => Err(format!("{mutant:?} survives {}", case.name()).into()),
-        Some(failure) if failure.contains(says) => Ok(()),
+        Some(failure) if failure.contains(says) => Ok(case),
         Some(failure) => Err(format!("{mutant:?} was killed, but not by {says:?}:\n{failure}").into()),
     }
 }
@@ -231,7 +264,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Plays a mutant through a case, and returns why it failed. Virtual time may stand still under a mutant, so real time
 /// bounds it.
-fn play_mutant(mutant: Mutant, case: &'static Case) -> Option<String> {
+fn play_mutant(mutant: Mutant, case: &'static Case, seed: u64) -> Option<String> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
         let start = Arc::new(move || -> std::pin::Pin<Box<dyn Future<Output = Arc<dyn Service>>>> {
@@ -244,13 +277,16 @@ fn play_mutant(mutant: Mutant, case: &'static Case) -> Option<String> {
                 }
             })
         });
-        let _ = tell.send(play("mutant", case, start, true, 1).failure);
+        let _ = tell.send(play("mutant", case, start, true, seed).failure);
     });
     told.recv_timeout(PATIENCE).unwrap_or_else(|_| Some(format!("no end after {PATIENCE:?}")))
 }
 
 /// Makes this program play one row of the matrix: a mutant under which virtual time runs on for ever ends with it.
 const MATRIX_ROW: &str = "LOCK_KILL_MATRIX_ROW";
+
+/// Begins the line of a row that says how many seeds of the soak killed.
+const SOAKS: &str = "soaks ";
 
 /// Returns the cases that the store of a mutant can play.
 fn playable(mutant: Mutant) -> impl Iterator<Item = &'static Case> {
@@ -269,27 +305,34 @@ fn print_row(row: &str) -> ExitCode {
     let Some((mutant, ..)) = KILLS.iter().find(|(mutant, ..)| format!("{mutant:?}") == row) else {
         return ExitCode::FAILURE;
     };
-    for case in playable(*mutant).filter(|case| play_mutant(*mutant, case).is_some()) {
+    for case in playable(*mutant).filter(|case| play_mutant(*mutant, case, 1).is_some()) {
         println!("{}", case.name());
+    }
+    if let Some(soak) = playable(*mutant).find(|case| case.topic() == "soak") {
+        let soaks = (1..=Kills::SOAKS.into()).filter(|seed| play_mutant(*mutant, soak, *seed).is_some());
+        println!("{SOAKS}{}", soaks.count());
     }
     ExitCode::SUCCESS
 }
 
 /// Plays every mutant through every case that its store can play: memory, or a simulated one with servers.
 fn matrix() -> std::io::Result<Kills> {
-    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+    let mut rows: Vec<Killed> = Vec::new();
     for (mutant, ..) in KILLS {
-        let name = format!("{mutant:?}");
-        if rows.iter().all(|(known, _)| *known != name) {
-            let row = std::process::Command::new(std::env::current_exe()?).env(MATRIX_ROW, &name).output()?;
-            let killers = String::from_utf8_lossy(&row.stdout).lines().map(str::to_owned).collect();
-            rows.push((name, killers));
+        let mutant = format!("{mutant:?}");
+        if rows.iter().all(|row| row.mutant != mutant) {
+            let row =
+                std::process::Command::new(std::env::current_exe()?).env(MATRIX_ROW, &mutant).output()?;
+            let text = String::from_utf8_lossy(&row.stdout);
+            let (soaks, killers): (Vec<_>, Vec<_>) = text.lines().partition(|line| line.starts_with(SOAKS));
+            let soaks = soaks.first().and_then(|line| line.strip_prefix(SOAKS)?.parse().ok());
+            rows.push(Killed { mutant, killed_by: killers.into_iter().map(str::to_owned).collect(), soaks });
         }
     }
     let played = |case: &&Case| {
         KILLS.iter().any(|(mutant, ..)| playable(*mutant).any(|other| std::ptr::eq(other, *case)))
     };
-    Ok(Kills::of(cases::all().filter(played).map(|case| case.name().to_owned()).collect(), rows))
+    Ok(Kills::of(true, cases::all().filter(played).map(|case| case.name().to_owned()).collect(), rows))
 }
 
 struct BrokenService {

@@ -41,6 +41,7 @@ pub struct Suite {
     connect: Option<Connect>,
     own_servers: Option<(usize, Start)>,
     server_clocks: bool,
+    seeds: u64,
 }
 
 impl std::fmt::Debug for Suite {
@@ -135,6 +136,8 @@ pub(crate) struct Played {
     pub(crate) earlier: Option<String>,
     /// Neither kept nor broken: the machine stalled.
     pub(crate) inconclusive: bool,
+    /// The case drew at random: another seed is another play.
+    drew: bool,
     /// What was there to be told; `None`: the service did not start.
     pub(crate) seen: Option<Seen>,
 }
@@ -151,6 +154,7 @@ impl Suite {
             connect: None,
             own_servers: None,
             server_clocks: false,
+            seeds: 1,
         }
     }
 
@@ -173,6 +177,15 @@ impl Suite {
         self
     }
 
+    /// Plays each case that draws at random with so many seeds, one after the other, until one fails: for stores in virtual
+    /// time, where a play costs milliseconds. `LOCK_SEEDS` says another number. `LOCK_SOAK` (`30m`) goes on for so long, on
+    /// any store.
+    #[must_use]
+    pub fn seeds(mut self, count: u64) -> Self {
+        self.seeds = count;
+        self
+    }
+
     /// Says how a process started from this binary reaches the store by the service's address.
     #[must_use]
     pub fn processes(mut self, connect: impl AsyncFnOnce(String) -> Arc<dyn LockBackend> + 'static) -> Self {
@@ -188,8 +201,16 @@ impl Suite {
             return code;
         }
         let arguments = Arguments::from_args();
+        hush_expected_panics();
         let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
+        let often = match Often::of_tests(self.seeds) {
+            Ok(often) => often,
+            Err(why) => {
+                say(&why);
+                return ExitCode::from(101);
+            }
+        };
         let log = Log::begin(&self.profile, about, &arguments);
         // Histories of several versions are kept side by side.
         let column: Arc<str> = log.column().into();
@@ -208,7 +229,7 @@ impl Suite {
                 let (column, log, start) = (column.clone(), log.clone(), self.start_for(case).clone());
                 Trial::test(name, move || {
                     let began = std::time::Instant::now();
-                    let played = play_patiently(&column, case, &start, virtual_time, &Manner::of_tests());
+                    let played = play_often(&column, case, &start, virtual_time, often);
                     log.played(case, &played, began.elapsed());
                     played.failure.map_or(Ok(()), |failure| Err(Failed::from(failure)))
                 })
@@ -303,7 +324,7 @@ impl Suite {
             });
             let name = format!("{profile}::sabotage::{mistake:?}_is_noticed_by_{}", case.id().to_lowercase());
             trials.push(Trial::test(name, move || {
-                match play("sabotage", case, start, virtual_time, seed()).failure {
+                match play(SABOTAGE, case, start, virtual_time, seed()).failure {
                     None => Err(format!("{mistake:?} survives {}", case.name()).into()),
                     Some(failure) if failure.contains(words) => Ok(()),
                     Some(failure) => {
@@ -319,7 +340,7 @@ impl Suite {
         let start = self.start.clone();
         let servers = self.own_servers.as_ref().map_or(0, |(count, _)| *count);
         let clocks = self.server_clocks;
-        on_a_runtime(false, move || async move {
+        on_a_runtime("offers", false, move || async move {
             let service = start().await;
             let capabilities = service.connect().await.capabilities();
             let name = lockcore::LockName::parse("offers").expect("a plain name");
@@ -361,13 +382,13 @@ fn say(line: &str) {
 }
 
 /// Runs a future on a thread and a runtime of its own; `None`: it panicked.
-fn on_a_runtime<T, F, W>(virtual_time: bool, work: W) -> Option<T>
+fn on_a_runtime<T, F, W>(thread: &str, virtual_time: bool, work: W) -> Option<T>
 where
     T: Send + 'static,
     F: Future<Output = T>,
     W: FnOnce() -> F + Send + 'static,
 {
-    let thread = std::thread::Builder::new().name("case".into()).spawn(move || {
+    let thread = std::thread::Builder::new().name(thread.into()).spawn(move || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_all().start_paused(virtual_time);
         builder.build().expect("a runtime can be made").block_on(work())
@@ -414,6 +435,64 @@ async fn halted(halt: Option<watch::Receiver<bool>>) {
         return;
     }
     std::future::pending().await
+}
+
+/// The profile of cases that must fail.
+const SABOTAGE: &str = "sabotage";
+
+/// Keeps panics that a test waits for out of its output: people take them for failures.
+fn hush_expected_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let tell = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if std::thread::current().name() != Some(SABOTAGE) {
+                tell(panic);
+            }
+        }));
+    });
+}
+
+/// How often a case that draws at random is played, each time with another seed.
+#[derive(Clone, Copy, Debug)]
+struct Often {
+    seeds: u64,
+    /// Goes on for so long in any case.
+    time: std::time::Duration,
+}
+
+impl Often {
+    fn of_tests(seeds: u64) -> Result<Self, String> {
+        let given = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let seeds = given("LOCK_SEEDS").map_or(Ok(seeds), |text| {
+            text.parse().map_err(|_| format!("LOCK_SEEDS={text} is no number of seeds, such as 1000"))
+        })?;
+        let time = given("LOCK_SOAK").map_or(Ok(std::time::Duration::ZERO), |text| {
+            humantime::parse_duration(&text).map_err(|_| format!("LOCK_SOAK={text} is no time, such as 30m"))
+        })?;
+        Ok(Self { seeds, time })
+    }
+}
+
+/// Plays a case, and again with other seeds if it draws.
+fn play_often(profile: &str, case: &'static Case, start: &Start, virtual_time: bool, often: Often) -> Played {
+    let manner = Manner::of_tests();
+    let began = std::time::Instant::now();
+    let mut all = play_patiently(profile, case, start, virtual_time, &manner);
+    let mut seeds = 1;
+    while all.drew && all.failure.is_none() && (seeds < often.seeds || began.elapsed() < often.time) {
+        let other = Manner { seed: manner.seed.wrapping_add(seeds), ..manner.clone() };
+        // One history tells what a case is about; of the others only a failure is kept.
+        let quiet = Manner { histories: None, ..other.clone() };
+        let mut played = play_patiently(profile, case, start, virtual_time, &quiet);
+        if played.failure.is_some() && virtual_time {
+            played = play_patiently(profile, case, start, virtual_time, &other);
+        }
+        seeds += 1;
+        let before = all.seen.take();
+        all = Played { seen: played.seen.map(|seen| seen.after(before.as_ref())), ..played };
+    }
+    all
 }
 
 /// Plays a case; a case that only a stall of the machine spoilt is played again, twice at most. On a foreign store, so is one
@@ -469,7 +548,8 @@ fn play_as(profile: &str, case: &'static Case, start: Start, virtual_time: bool,
     let refused = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let refuses = refused.clone();
     let halt = manner.halt.clone();
-    let outcome = on_a_runtime(virtual_time, move || async move {
+    let thread = if profile == SABOTAGE { SABOTAGE } else { "case" };
+    let outcome = on_a_runtime(thread, virtual_time, move || async move {
         let service = start().await;
         let bench = Bench::new(service, seed).await;
         *kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(bench.clone());
@@ -508,6 +588,7 @@ fn play_as(profile: &str, case: &'static Case, start: Start, virtual_time: bool,
             broken: false,
             earlier: None,
             inconclusive: false,
+            drew: false,
             seen: None,
         };
     };
@@ -543,7 +624,8 @@ fn judge(name: &str, bench: &Bench, mut failure: Option<String>, refused: bool, 
         );
     }
     let broken = report.outcome == Outcome::Fail;
-    Played { failure, broken, earlier: None, inconclusive, seen }
+    let drew = bench.stage.drew.load(std::sync::atomic::Ordering::Relaxed);
+    Played { failure, broken, earlier: None, inconclusive, drew, seen }
 }
 
 /// Keeps a history for people and for `conformance check`; returns where, or why not.

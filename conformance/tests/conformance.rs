@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use lockcore_conformance::MemoryService;
+use lockcore_conformance::{MemoryService, Suite};
 
 fn main() -> ExitCode {
-    lockcore_conformance::run("memory", async || MemoryService::start())
+    Suite::new("memory", async || MemoryService::start()).seeds(100).main()
 }

@@ -11,7 +11,7 @@ use lockcore::{
     memory::MemoryBackend,
     migrate::{Bridge, Migration, Phase, Stage},
 };
-use lockcore_conformance::{Service, Wire};
+use lockcore_conformance::{Service, Suite, Wire};
 
 struct BridgeService {
     old: MemoryBackend,
@@ -190,5 +190,5 @@ impl Wire for BridgeWire {
 }
 
 fn main() -> ExitCode {
-    lockcore_conformance::run("memory-bridge", async || BridgeService::start())
+    Suite::new("memory-bridge", async || BridgeService::start()).seeds(100).main()
 }

@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     let mut worst = ExitCode::SUCCESS;
     for &(profile, semantics) in Semantics::ALL {
         let start = async move || SimulatedService::start(semantics);
-        let ended = Suite::new(profile, start).own_servers(semantics.servers(), start).main();
+        let ended = Suite::new(profile, start).own_servers(semantics.servers(), start).seeds(100).main();
         if ended != ExitCode::SUCCESS {
             worst = ended;
         }

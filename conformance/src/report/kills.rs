@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Comparison, ReadError, junit::escape};
 
-/// Every mutant played through every case that its store can play.
+/// Backends that are broken on purpose, and the cases that caught them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Kills {
@@ -18,6 +18,10 @@ pub struct Kills {
     pub suite: String,
     /// When it was played, UTC.
     pub date: String,
+    /// Every mutant was played through every case that its store can play; otherwise only through those that guard what it
+    /// breaks.
+    #[serde(default = "yes")]
+    pub whole: bool,
     /// The cases that were played.
     pub cases: Vec<String>,
     /// One for each mutant.
@@ -32,6 +36,15 @@ pub struct Killed {
     pub mutant: String,
     /// The cases that caught it.
     pub killed_by: Vec<String>,
+    /// How many of [`SOAKS`](Kills::SOAKS) seeds of the soak caught it: how much a random search would be worth alone.
+    /// `None`: not tried.
+    #[serde(default)]
+    pub soaks: Option<u32>,
+}
+
+/// Those that were written before the field was.
+fn yes() -> bool {
+    true
 }
 
 impl Kills {
@@ -40,14 +53,18 @@ impl Kills {
     /// The version of the form.
     pub const VERSION: u32 = 1;
 
-    pub(crate) fn of(cases: Vec<String>, mutants: Vec<(String, Vec<String>)>) -> Self {
+    /// With how many seeds the soak is tried on each mutant.
+    pub const SOAKS: u32 = 20;
+
+    pub(crate) fn of(whole: bool, cases: Vec<String>, mutants: Vec<Killed>) -> Self {
         Self {
             schema: Self::SCHEMA.into(),
             version: Self::VERSION,
             suite: env!("CARGO_PKG_VERSION").into(),
             date: humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string(),
+            whole,
             cases,
-            mutants: mutants.into_iter().map(|(mutant, killed_by)| Killed { mutant, killed_by }).collect(),
+            mutants,
         }
     }
 
@@ -84,6 +101,14 @@ impl Kills {
     }
 
     fn summary(&self) -> String {
+        if !self.whole {
+            return format!(
+                "{} backends that are broken on purpose ({}), each played through the cases that guard the promise it breaks, and \
+                 caught in their words. ./dev semantics --kills plays each through every case.",
+                self.mutants.len(),
+                self.date,
+            );
+        }
         format!(
             "{} backends that are broken on purpose, played through {} cases ({}). A mistake that a single case catches marks \
              a thin spot ({} here). A case that catches none ({} here) watches over what no backend can break, such as the \
@@ -99,10 +124,15 @@ impl Kills {
     /// Returns the matrix as text.
     pub fn to_markdown(&self) -> String {
         let mut text = format!("# Mutants, and the cases that kill them\n\n{}\n\n", self.summary());
-        text += "| mutant | kills | killed by |\n|---|---|---|\n";
+        let _ = writeln!(
+            text,
+            "| mutant | kills | killed by | soak, of {} seeds |\n|---|---|---|---|",
+            Self::SOAKS
+        );
         for killed in &self.mutants {
             let ids: Vec<&str> = killed.killed_by.iter().map(|name| id(name)).collect();
-            let _ = writeln!(text, "| {} | {} | {} |", killed.mutant, ids.len(), ids.join(" "));
+            let soaks = killed.soaks.map_or_else(String::new, |soaks| soaks.to_string());
+            let _ = writeln!(text, "| {} | {} | {} | {soaks} |", killed.mutant, ids.len(), ids.join(" "));
         }
         text += "\n| case | kills |\n|---|---|\n";
         for case in &self.cases {
@@ -130,14 +160,18 @@ impl Kills {
             let caught = if ids.is_empty() { "none".into() } else { ids.join(" ") };
             let _ = writeln!(
                 page,
-                "<tr><th scope=\"row\"><code>{}</code></th><td>{} · {caught}</td></tr>",
+                "<tr><th scope=\"row\"><code>{}</code></th><td>{} · {caught}{}</td></tr>",
                 escape(&killed.mutant),
-                ids.len()
+                ids.len(),
+                killed.soaks.map_or_else(String::new, |soaks| format!(
+                    " <span class=\"quiet\">· soak: {soaks} of {} seeds</span>",
+                    Self::SOAKS
+                ))
             );
         }
         page.push_str("</tbody></table></div></details>\n");
         let idle = self.idle();
-        if !idle.is_empty() {
+        if self.whole && !idle.is_empty() {
             let list: String =
                 idle.iter().map(|case| format!("<li><code>{}</code></li>", escape(case))).collect();
             let _ = writeln!(
@@ -170,13 +204,22 @@ mod tests {
     #[test]
     fn thin_spots_and_idle_cases_are_told() {
         let cases = ["a01_x", "a02_y", "a03_z"].map(str::to_owned).to_vec();
-        let mutants = vec![
-            ("Both".to_owned(), vec!["a01_x".to_owned(), "a02_y".to_owned()]),
-            ("One".to_owned(), vec!["a01_x".to_owned()]),
+        let mutants = [
+            ("Both", vec!["a01_x".to_owned(), "a02_y".to_owned()], Some(7)),
+            ("One", vec!["a01_x".to_owned()], None),
         ];
-        let kills = Kills::of(cases, mutants);
+        let mutants =
+            mutants.map(|(mutant, killed_by, soaks)| Killed { mutant: mutant.into(), killed_by, soaks });
+        let kills = Kills::of(true, cases, mutants.to_vec());
         assert_eq!((kills.thin(), kills.idle()), (vec!["One"], vec!["a03_z"]));
         let text = kills.to_markdown();
-        assert!(text.contains("| Both | 2 | a01 a02 |") && text.contains("| `a01_x` | 2 |"), "{text}");
+        assert!(text.contains("| Both | 2 | a01 a02 | 7 |") && text.contains("| `a01_x` | 2 |"), "{text}");
+        assert!(text.contains("thin spot"), "{text}");
+
+        // What was not played caught nothing for that reason, and is not told to be idle.
+        let mapped = Kills { whole: false, ..kills };
+        let mut page = String::new();
+        mapped.section(&mut page);
+        assert!(page.contains("caught in their words") && !page.contains("caught none"), "{page}");
     }
 }

@@ -143,6 +143,8 @@ pub struct Measure {
 #[serde(default)]
 #[non_exhaustive]
 pub struct Evidence {
+    /// With how many seeds the case was played; the other numbers are sums over them.
+    pub seeds: u64,
     /// Grants.
     pub grants: u64,
     /// Confirmed renewals.
@@ -313,12 +315,28 @@ impl Promises {
 impl Evidence {
     pub(crate) fn of(judged: &Judged) -> Self {
         Self {
+            seeds: 1,
             grants: judged.grants,
             renewals: judged.renewals,
             accepted: judged.accepted,
             stale: judged.stale,
             faults: judged.faults,
             breaks: Vec::new(),
+        }
+    }
+
+    /// Adds what stood in the histories of other seeds.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let Self { seeds, grants, renewals, accepted, stale, faults, breaks } = other;
+        self.seeds += seeds;
+        self.grants += grants;
+        self.renewals += renewals;
+        self.accepted += accepted;
+        self.stale += stale;
+        self.faults += faults;
+        // One witness tells the story.
+        if !breaks.is_empty() {
+            self.breaks.clone_from(breaks);
         }
     }
 }

@@ -92,6 +92,17 @@ impl Seen {
         }
     }
 
+    /// Adds what was seen with the seeds before.
+    pub(crate) fn after(mut self, before: Option<&Self>) -> Self {
+        if let Some(before) = before {
+            self.evidence.add(&before.evidence);
+            // Medians cannot be added; those of one seed are true.
+            self.measures.clone_from(&before.measures);
+            self.history = self.history.or_else(|| before.history.clone());
+        }
+        self
+    }
+
     pub(crate) fn kept(mut self, path: Option<&Result<PathBuf, String>>) -> Self {
         let name = path.and_then(|path| path.as_ref().ok()?.file_name());
         self.history = name.map(|name| Path::new("../history").join(name));

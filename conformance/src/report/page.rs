@@ -291,6 +291,9 @@ fn case(page: &mut String, backend: &Backend, run: &CaseRun, drawn: Option<&Time
 fn seen(run: &CaseRun) -> String {
     let evidence = &run.evidence;
     let mut parts = vec![format!("{:.2} s", run.seconds)];
+    if evidence.seeds > 1 {
+        parts.push(format!("{} seeds", evidence.seeds));
+    }
     for (count, one, many) in [
         (evidence.grants, "grant", "grants"),
         (evidence.renewals, "renewal", "renewals"),
