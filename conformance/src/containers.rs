@@ -14,10 +14,11 @@ use testcontainers::{
     bollard::{
         Docker,
         query_parameters::{
-            KillContainerOptions, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder,
+            InspectContainerOptions, KillContainerOptions, ListContainersOptionsBuilder,
+            RemoveContainerOptionsBuilder,
         },
     },
-    core::{Mount, client::docker_client_instance},
+    core::{AccessMode, Mount, client::docker_client_instance},
     runners::AsyncRunner,
 };
 
@@ -46,7 +47,7 @@ impl Container {
     /// The network is the machine's: with a published port, a proxy of Docker's would take connections for a server that is
     /// stopped or dead, and a restart would change the port.
     pub(crate) fn start(store: &str, image: &str, command: &Command, folder: &Path) -> Self {
-        let folder = text(folder.as_os_str());
+        let (folder, shared) = (text(folder.as_os_str()), text(std::env::temp_dir().as_os_str()));
         let (name, tag) = parts(image);
         let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let mut request = GenericImage::new(name, tag)
@@ -54,6 +55,8 @@ impl Container {
             .with_cmd(command.get_args().map(text))
             .with_network("host")
             .with_mount(Mount::bind_mount(folder.clone(), folder))
+            // Certificates and the like, which a test keeps elsewhere, and a process would find where they are.
+            .with_mount(Mount::bind_mount(shared.clone(), shared).with_access_mode(AccessMode::ReadOnly))
             // What it writes into the folder is then the test's to remove.
             .with_user(format!("{}:{}", user.0, user.1))
             .with_label(OURS, store)
@@ -101,8 +104,28 @@ impl Container {
 
     pub(crate) fn unpause(&self) {
         let inner = self.inner();
-        wait(async move { inner.unpause().await })
-            .unwrap_or_else(|error| panic!("{self:?} stands still: {error}"));
+        // As with a process, one that runs may be told to go on.
+        if let Err(error) = wait(async move { inner.unpause().await }) {
+            assert!(!self.is_paused(), "{self:?} stands still: {error}");
+        }
+    }
+
+    fn is_paused(&self) -> bool {
+        let id = self.id();
+        let paused = wait(async move {
+            let found = docker().await?.inspect_container(&id, None::<InspectContainerOptions>).await;
+            found.map(|found| found.state.and_then(|state| state.paused)).map_err(|error| error.to_string())
+        });
+        paused.is_ok_and(|paused| paused == Some(true))
+    }
+
+    /// Waits for its end; says whether that was a success.
+    pub(crate) fn succeeds(&self) -> bool {
+        while !self.has_ended() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let inner = self.inner();
+        wait(async move { inner.exit_code().await }).is_ok_and(|code| code == Some(0))
     }
 
     pub(crate) fn said(&self) -> String {

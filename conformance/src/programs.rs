@@ -119,7 +119,7 @@ impl Program {
     /// Starts a server that a test may stop and kill. It ends with the test.
     ///
     /// In a container the command is the same, the network is this machine's, and of its files there are those of the
-    /// folder, in the same place. Where a log is named, a process writes into it what it says.
+    /// folder, and to read those of the folder for temporary files, in the same places. Where a log is named, a process writes into it what it says.
     ///
     /// # Panics
     /// It cannot be started: the message says what is missing.
@@ -134,6 +134,21 @@ impl Program {
                 let _ = folder;
                 Running(Kind::Process(process(command, log, self.install)))
             }
+        }
+    }
+
+    /// Runs a command of the store's tools to its end, where servers of a test's own run; says whether it succeeded. In a
+    /// container it has the same files as a server.
+    ///
+    /// # Panics
+    /// It cannot be started: the message says what is missing.
+    pub fn run(&self, command: &Command, folder: &Path) -> bool {
+        // What a tool says matters to nobody: its end tells.
+        let mut running = self.spawn(command, folder, Some(&folder.join("tool.log")));
+        match &mut running.0 {
+            Kind::Process(child) => child.wait().is_ok_and(|status| status.success()),
+            #[cfg(feature = "containers")]
+            Kind::Container(container) => container.succeeds(),
         }
     }
 

@@ -200,10 +200,15 @@ impl Suite {
         {
             return code;
         }
-        let arguments = Arguments::from_args();
+        let mut arguments = Arguments::from_args();
         hush_expected_panics();
         let (offers, about) = self.offers();
         let virtual_time = offers.contains(&Need::VirtualTime);
+        if !virtual_time && arguments.test_threads.is_none() {
+            // Most cases wait for a lease to end. More at a time would load the machine until leases end by themselves.
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            arguments.test_threads = Some(2 * cores);
+        }
         let often = match Often::of_tests(self.seeds) {
             Ok(often) => often,
             Err(why) => {

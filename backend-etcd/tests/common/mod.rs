@@ -4,7 +4,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     sync::Arc,
     time::Duration,
 };
@@ -244,33 +244,24 @@ impl Server {
         self.kill();
         let Member { name, peer, cluster, .. } = &self.member;
         let data = self.dir.path().join("restored");
-        let done = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .args(["snapshot", "restore"])
-            .arg(snapshot)
-            .args(["--name", name, "--initial-cluster", cluster])
-            .args(["--initial-advertise-peer-urls", peer, "--data-dir"])
-            .arg(&data)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .unwrap();
-        assert!(done.success());
+        let mut restore = etcdctl();
+        restore.args(["snapshot", "restore"]).arg(snapshot).args([
+            "--name",
+            name,
+            "--initial-cluster",
+            cluster,
+        ]);
+        restore.args(["--initial-advertise-peer-urls", peer, "--data-dir"]).arg(&data);
+        assert!(ETCD.run(&restore, self.dir.path()), "the snapshot was not restored");
         self.member.data = data;
         self.member.restart();
     }
 
     pub(crate) fn snapshot(&self) -> PathBuf {
         let file = self.dir.path().join("snapshot");
-        let done = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .args(["--endpoints", &self.url, "snapshot", "save"])
-            .arg(&file)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .unwrap();
-        assert!(done.success());
+        let mut save = etcdctl();
+        save.args(["--endpoints", &self.url, "snapshot", "save"]).arg(&file);
+        assert!(ETCD.run(&save, self.dir.path()), "no snapshot was saved");
         file
     }
 
@@ -325,6 +316,13 @@ pub(crate) fn is_skipped() -> bool {
         );
     }
     false
+}
+
+/// Begins a command of etcd's own tool.
+fn etcdctl() -> Command {
+    let mut command = Command::new("etcdctl");
+    command.env("ETCDCTL_API", "3");
+    command
 }
 
 /// Returns an address on a port that nobody listens on.
